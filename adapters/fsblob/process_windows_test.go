@@ -1,0 +1,7 @@
+package fsblob
+
+import "testing"
+
+func setUmask(int) int { return 0 }
+
+func asNobody(*testing.T) {}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/psych-go/psych-go/internal/yamljson"
+	"github.com/psych-go/psych-go/psych"
+)
+
+func (p *program) specCommand() *cobra.Command {
+	c := &cobra.Command{Use: "spec", Short: "Works on Spec files"}
+	group(c)
+	var files string
+	check := &cobra.Command{
+		Use:   "check [flags] SPEC",
+		Short: "Lists every problem of a Spec, a line each, with its path",
+		Long: `Lists every problem of the Spec in the file SPEC (YAML or JSON), a line each,
+with its path. Whether the tools that it names exist only the program knows that
+registers them: with --files, that is psych itself.
+
+Exit codes: 0 valid, 1 invalid, 2 wrong use.`,
+		Args: arguments(1, "SPEC"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return p.checkSpec(c.Context(), files, args[0])
+		},
+	}
+	check.Flags().StringVar(&files, "files", "", "`directory` as for psych run: also check that the tools exist")
+	c.AddCommand(check)
+	return c
+}
+
+func (p *program) checkSpec(ctx context.Context, files, path string) error {
+	spec, err := readSpec(path)
+	if err == nil && files == "" {
+		err = spec.Check()
+	} else if err == nil {
+		defer p.close()
+		rt, openErr := p.open(ctx, &runFlags{files: files, store: "mem://", blob: "mem://"})
+		if openErr != nil {
+			return openErr
+		}
+		_, err = rt.Publish(ctx, "check", spec)
+	}
+	var invalid *psych.SpecError
+	if errors.As(err, &invalid) {
+		for _, x := range invalid.Problems {
+			where := path
+			if x.Path != "" {
+				where += ": " + x.Path
+			}
+			fmt.Fprintln(p.stdout, oneLine(where+": "+x.Message))
+		}
+		return fmt.Errorf("%s is no valid spec: mend what is listed (problems: %d)", path, len(invalid.Problems))
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(p.stdout, oneLine(path+": valid"))
+	return err
+}
+
+// readSpec reads a Spec from a file of YAML or JSON. What is wrong with its
+// content is a *psych.SpecError.
+func readSpec(path string) (*psych.Spec, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, use("read the spec: %w", err)
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, yamljson.MaxBytes+1))
+	if err != nil {
+		return nil, use("read the spec: %w", err)
+	}
+	if data, err = yamljson.Convert(data); err != nil {
+		message := strings.TrimPrefix(err.Error(), "yamljson: ")
+		return nil, refused(fmt.Errorf("spec %s: %w", path, &psych.SpecError{Problems: []psych.Problem{{Message: message}}}))
+	}
+	spec, err := psych.ParseSpec(data)
+	if err != nil {
+		return nil, refused(fmt.Errorf("spec %s: %w", path, err))
+	}
+	return spec, nil
+}

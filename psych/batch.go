@@ -1,0 +1,379 @@
+package psych
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// A toolEnd is how a running call ended.
+type toolEnd struct {
+	call      *call
+	result    *ToolCallFinished
+	cancelled bool // since the driver stops: nothing is known of it
+}
+
+// A job is a call that may begin.
+type job struct {
+	call *call
+	tool *Tool
+	args json.RawMessage
+	read *call // of read_tool_output: the call whose output is asked for
+	q    OutputQuery
+}
+
+// runTools brings the open batch to its end: calls begin as slots come free,
+// results are written when a flush window is over, the last ones with the next
+// model call.
+func (d *driver) runTools() error {
+	b := d.state.batch
+	ctx, cancel := context.WithCancelCause(d.ctx)
+	defer cancel(nil)
+	in := make(chan event, len(b.calls)) // nobody is blocked who is left behind
+	running := map[*call]bool{}
+	jobs := map[*call]*job{}
+	for b.open > 0 {
+		begun, err := d.begins(b, running, jobs)
+		if err != nil {
+			return err
+		}
+		if len(begun) > 0 || len(running) > 0 && len(d.pending) > 0 {
+			err := d.flush()
+			if err == nil && len(begun) > 0 {
+				err = d.guard()
+			}
+			if err != nil {
+				cancel(err)
+				d.join(in, running)
+				return err
+			}
+		}
+		for _, j := range begun {
+			running[j.call] = true
+			go func() { in <- event{tool: d.work(ctx, j)} }()
+		}
+		var window <-chan time.Time
+		for over := false; len(running) > 0 && !over; {
+			e, err := d.wait(in, window)
+			switch {
+			case err != nil:
+				cancel(err)
+				return d.stopTools(b, in, running, err)
+			case e.tool == nil:
+				over = true
+			default:
+				delete(running, e.tool.call)
+				if e.tool.cancelled { // only d.ctx cancels a call here
+					cancel(d.ctx.Err())
+					return d.stopTools(b, in, running, d.ctx.Err())
+				}
+				if err := d.emit(e.tool.result); err != nil {
+					cancel(err)
+					d.join(in, running)
+					return err
+				}
+				if window == nil {
+					timer := time.NewTimer(flushWindow)
+					defer timer.Stop()
+					window = timer.C
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// begins makes the starts of the calls that may begin now, and the failures of
+// those that never can.
+func (d *driver) begins(b *batch, running map[*call]bool, jobs map[*call]*job) ([]*job, error) {
+	var begun []*job
+	for _, c := range b.calls {
+		if c.done != nil || running[c] {
+			if j := jobs[c]; running[c] && j.tool.opts.Sequential {
+				return nil, nil
+			}
+			continue
+		}
+		j := jobs[c]
+		if j == nil {
+			var failure *ToolCallFinished
+			if j, failure = d.job(b, c); failure != nil {
+				if err := d.emit(failure); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			jobs[c] = j
+		}
+		busy := len(running) + len(begun)
+		if busy >= d.state.limits.Parallel || busy > 0 && j.tool.opts.Sequential {
+			break
+		}
+		if err := d.emit(&ToolCallStarted{Call: c.id}); err != nil {
+			return nil, err
+		}
+		begun = append(begun, j)
+		if j.tool.opts.Sequential {
+			break
+		}
+	}
+	return begun, nil
+}
+
+// readTool is how the driver knows the built-in reader. It is run by read.
+var readTool = &Tool{def: readToolOutputDef, opts: ToolOptions{Idempotent: true, Pages: true}}
+
+// tool finds what a name means: a built-in, or a code tool that the Version
+// grants and this worker has.
+func (d *driver) tool(name string) *Tool {
+	if name == readTool.def.Name {
+		return readTool
+	}
+	for i := range d.version.CodeTools {
+		if d.version.CodeTools[i].Name == name {
+			return d.rt.tools[name]
+		}
+	}
+	return nil
+}
+
+func (t *Tool) idempotent() bool { return t.opts.Idempotent }
+
+// job checks a call before it begins. A failure is its result, and nothing
+// runs.
+func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
+	fail := func(code, text string) (*job, *ToolCallFinished) { return nil, failure(c.id, code, errors.New(text)) }
+	if !endOf(b.stop).run {
+		return fail(CodeCut, fmt.Sprintf("This call was not run, since the answer that asked for it did not end as it should (%s). Ask for it again, with shorter arguments if they were cut.", b.stop))
+	}
+	j := &job{call: c, tool: d.tool(c.asked.Name)}
+	if j.tool == nil {
+		known := make([]string, 0, len(d.version.CodeTools)+1)
+		for _, def := range surface(d.version) {
+			if def.Name == c.asked.Name {
+				return fail(CodeUnknownTool, fmt.Sprintf("The tool %q is not available on this worker.", c.asked.Name))
+			}
+			known = append(known, def.Name)
+		}
+		return fail(CodeUnknownTool, unknownToolMessage(c.asked.Name, known))
+	}
+	args, err := c.asked.Arguments.load(d.store, d.rt.o.Blobs, d.key)
+	if err != nil {
+		return nil, failure(c.id, "", fmt.Errorf("the arguments of this call can't be read: %w", err))
+	}
+	if j.tool != readTool {
+		if j.args, err = j.tool.prepare(args); err != nil {
+			return fail(CodeArguments, err.Error())
+		}
+		return j, nil
+	}
+	handle, q, err := parseReadArgs(args)
+	if err != nil {
+		return fail(CodeArguments, err.Error())
+	}
+	read, ok := d.state.output(handle)
+	if !ok {
+		return fail(CodeInvalidHandle, fmt.Sprintf("%s: %.80q is no output of this conversation.", CodeInvalidHandle, handle))
+	}
+	j.read, j.q = read, q
+	return j, nil
+}
+
+var errToolTimeout = errors.New("psych: the tool exceeded its time")
+
+// work runs a job within its time. A tool that does not heed its context is
+// left behind a little later.
+func (d *driver) work(ctx context.Context, j *job) *toolEnd {
+	timeout := j.tool.opts.Timeout
+	if timeout <= 0 {
+		timeout = time.Duration(d.state.limits.ToolTimeoutSeconds) * time.Second
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errToolTimeout)
+	defer cancel()
+	began := time.Now()
+	done := make(chan *ToolCallFinished, 1)
+	go func() {
+		e := failure(j.call.id, CodePanic, errors.New("the tool ended its goroutine"))
+		defer func() { // also where a tool calls runtime.Goexit
+			if v := recover(); v != nil {
+				e = failure(j.call.id, CodePanic, fmt.Errorf("the tool panicked while its result was read: %v", v))
+			}
+			done <- e
+		}()
+		e = d.invoke(ctx, j)
+	}()
+	var e *ToolCallFinished
+	select {
+	case e = <-done:
+	case <-ctx.Done():
+		grace := time.NewTimer(stopGrace)
+		defer grace.Stop()
+		select {
+		case e = <-done:
+		case <-grace.C:
+			d.log.WarnContext(ctx, "a tool did not heed its context and is left behind", "tool", j.call.asked.Name, "call", j.call.id)
+		}
+	}
+	end := &toolEnd{call: j.call, result: e}
+	if e == nil || e.Outcome == Failed && ctx.Err() != nil {
+		if context.Cause(ctx) != errToolTimeout {
+			end.cancelled = true
+			return end
+		}
+		end.result = &ToolCallFinished{Call: j.call.id, Outcome: UnknownEnd, Code: CodeTimeout}
+		text := fmt.Sprintf("The tool was stopped after %v, its time. Its outcome is unknown: it may have taken effect. Verify before you ask for it again.", timeout)
+		if j.tool.idempotent() {
+			end.result.Outcome = Failed
+			text = fmt.Sprintf("The tool was stopped after %v, its time. It is safe to ask for it again.", timeout)
+		}
+		end.result.Result = newPayload("text/plain", []byte(text))
+	}
+	end.result.Milliseconds = time.Since(began).Milliseconds()
+	return end
+}
+
+// resultRoom is what of a result stays in its record.
+const resultRoom = MaxRecordBytes - 4096
+
+// invoke runs the tool and takes in what it returned.
+func (d *driver) invoke(ctx context.Context, j *job) *ToolCallFinished {
+	id := j.call.id
+	res, err := d.result(ctx, j)
+	var panicked *panicError
+	var arguments *argumentsError
+	switch {
+	case errors.As(err, &panicked):
+		d.log.ErrorContext(ctx, "a tool panicked", "tool", j.call.asked.Name, "call", id, "stack", string(panicked.stack))
+		return failure(id, CodePanic, err)
+	case errors.As(err, &arguments), j.read != nil && errors.Is(err, ErrInvalid):
+		return failure(id, CodeArguments, err)
+	case err != nil:
+		return failure(id, "", err)
+	case res == nil:
+		res = &Result{ContentType: "text/plain"}
+	}
+	if res.Body == nil {
+		res.Body = strings.NewReader("")
+	}
+	if c, ok := res.Body.(io.Closer); ok {
+		defer c.Close()
+	}
+	e := &ToolCallFinished{Call: id, Outcome: Succeeded}
+	if res.IsError {
+		e.Outcome = Failed
+	}
+	e.Result, err = d.capture(ctx, res, resultSegment(id, d.epoch))
+	switch {
+	case errors.Is(err, ErrNoBlobStore):
+		return failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its result is larger than the %d bytes that a record holds, and this deployment has no BlobStore. Ask for less", CodeNoBlobStore, resultRoom))
+	case err != nil:
+		return failure(id, "", fmt.Errorf("the tool ran, but its result could not be taken in: %w", err))
+	}
+	// The head of a page stands before its text.
+	e.Page = j.tool.opts.Pages && e.Result.Ref == nil && e.Result.Chars <= PageChars+1000
+	return e
+}
+
+// failure is the result of a call that failed.
+func failure(id, code string, err error) *ToolCallFinished {
+	text := firstChars([]byte(err.Error()), 16<<10)
+	return &ToolCallFinished{Call: id, Outcome: Failed, Code: code, Result: newPayload("text/plain", text)}
+}
+
+// capture takes in a result, and tries again what failed for a moment where
+// the result can be read again.
+func (d *driver) capture(ctx context.Context, res *Result, segment string) (p Payload, err error) {
+	seeker, again := res.Body.(io.Seeker)
+	err = repeat(ctx, func() error {
+		p, err = capture(ctx, res.Body, res.ContentType, resultRoom, d.rt.o.Blobs, d.blobKey(segment))
+		if err != nil && !again {
+			return errors.Join(err, errOnce)
+		}
+		if err != nil && !certain(err) {
+			if _, serr := seeker.Seek(0, io.SeekStart); serr != nil {
+				return errors.Join(err, errOnce)
+			}
+		}
+		return err
+	})
+	return p, err
+}
+
+// errOnce makes repeat try once: it counts as certain.
+var errOnce = fmt.Errorf("psych: the result can be read once: %w", ErrInvalid)
+
+// result calls the tool, or reads an output.
+func (d *driver) result(ctx context.Context, j *job) (*Result, error) {
+	if j.read != nil {
+		w, err := readOutput(ctx, &j.read.done.Result, d.rt.o.Blobs, d.key, j.q)
+		if err != nil {
+			return nil, err
+		}
+		return Text(w.answer()), nil
+	}
+	c := &Call{
+		ToolCall: ToolCall{ID: j.call.id, ProviderID: j.call.asked.ProviderID, Name: j.call.asked.Name, Arguments: j.args},
+		Run:      d.key, Scope: d.info.Scope,
+		IdempotencyKey: d.idempotencyKey(j.call.id),
+		Log:            d.log.With("call", j.call.id, "tool", j.call.asked.Name),
+	}
+	return j.tool.invoke(ctx, c)
+}
+
+// join waits for cancelled calls, and returns the ends of those that ended
+// before their context.
+func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd) {
+	grace := time.NewTimer(stopGrace + time.Second) // work leaves a tool behind after stopGrace
+	defer grace.Stop()
+	for len(running) > 0 {
+		select {
+		case e := <-in:
+			delete(running, e.tool.call)
+			if !e.tool.cancelled {
+				ends = append(ends, e.tool)
+			}
+		case <-grace.C:
+			return ends
+		}
+	}
+	return ends
+}
+
+// stopTools ends a batch whose contexts were cancelled for why. Results in hand
+// are kept. For an abort every other call is settled here, in one append with
+// the abort and the close; else they are left to the next attempt.
+func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, why error) error {
+	for _, end := range d.join(in, running) {
+		if errors.Is(why, ErrLeaseLost) {
+			break
+		}
+		if err := d.emit(end.result); err != nil {
+			return err
+		}
+	}
+	if !errors.Is(why, errAborted) {
+		return why
+	}
+	for _, c := range b.calls {
+		if c.done == nil {
+			if err := d.emit(settlement(c, "the exchange was aborted")); err != nil {
+				return err
+			}
+		}
+	}
+	return d.takeAborts()
+}
+
+// offload moves an inline payload to the BlobStore.
+func (d *driver) offload(p *Payload, segment string) error {
+	moved, err := capture(d.store, bytes.NewReader(p.Inline), p.ContentType, 0, d.rt.o.Blobs, d.blobKey(segment))
+	if err == nil {
+		*p = moved
+	}
+	return err
+}

@@ -1,0 +1,460 @@
+package psych
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A state is a Run as its log says it is: a pure fold of the records. It reads
+// no clock and does no IO, and the work for one record does not grow with the
+// log. Its apply is the one place that knows what may follow what; each rule
+// stands there once, with its Reason.
+type state struct {
+	run      RunKey
+	limits   Limits // of the Version, with defaults; only views depend on it
+	seq      uint64
+	attempt  int64
+	admitted *RunAdmitted
+	status   string
+
+	exchange  *exchange // the open one
+	exchanges int
+	fruitless int // attempts in a row that began in an open exchange and got nowhere
+
+	turn     int                // the last that began
+	untold   bool               // it has no answer yet, so that the next call is another try of it
+	calling  bool               // a model call is open
+	tries    int                // failed tries of this turn
+	failure  *ModelCallFailed   // of the last try, until the next begins
+	answered *ModelCallFinished // asked for no tool, and the exchange is not closed yet
+	batch    *batch             // of the last answer that asked for tools
+	model    string             // of the last model call
+	wire     wireMark
+	memory   *Payload
+
+	history []item
+	batches []*batch            // by turn, from 1 at index 0; nil without calls
+	wireIDs map[string]struct{} // provider ids that are on the wire
+	notes   map[string]struct{} // ids of delivered notes
+	bytes   int64               // what the payloads take, about
+}
+
+// An exchange is what lies between a user message and the answer that closes it.
+type exchange struct {
+	message  string // id of the message that opened it
+	seq      uint64
+	turns    int
+	tokens   int64
+	begun    bool // a model was called
+	aborting bool
+}
+
+// A batch is the calls of one answer.
+type batch struct {
+	turn  int
+	stop  StopReason
+	calls []*call
+	open  int // without a result
+}
+
+// A call is one tool call of the Run.
+type call struct {
+	id      string // psych's
+	wireID  string // what the provider is sent
+	turn    int
+	asked   *Asked
+	started time.Time // of the last start; zero: none
+	attempt int64     // of the last start
+	done    *ToolCallFinished
+	elided  bool // set once, when the batch is whole
+	shown   int  // estimated tokens of what the model sees
+}
+
+// An item is a message of the history: a user's, an answer, or the results of
+// a batch.
+type item struct {
+	user    *UserMessage
+	said    *ModelCallFinished
+	results *batch // of said: its calls; without said: their results
+}
+
+// A wireMark is what the last model call said of its wire.
+type wireMark struct {
+	codec    string
+	zones    [3]Digest // tools, zone 1, zone 2
+	history  Digest
+	messages int
+}
+
+func newState(run RunKey, limits Limits) *state {
+	return &state{run: run, limits: limits.withDefaults(), status: StatusOpen,
+		wireIDs: map[string]struct{}{}, notes: map[string]struct{}{}}
+}
+
+func (s *state) corrupt(r *Record, reason Reason, format string, args ...any) error {
+	return &CorruptionError{Run: s.run, Reason: reason, Seq: r.Seq,
+		Detail: string(r.Event.Kind()) + ": " + fmt.Sprintf(format, args...)}
+}
+
+// apply folds one record. If it is illegal, s is unchanged and the error is a
+// *CorruptionError.
+func (s *state) apply(r *Record) error {
+	if r.Seq != s.seq+1 {
+		return s.corrupt(r, NonConsecutiveSeq, "want seq %d", s.seq+1)
+	}
+	if _, begins := r.Event.(*AttemptStarted); begins != (r.Attempt > s.attempt) || r.Attempt < s.attempt {
+		return s.corrupt(r, StaleAttempt, "of attempt %d in attempt %d", r.Attempt, s.attempt)
+	}
+	var err error
+	switch e := r.Event.(type) {
+	case *Unknown:
+	case *RunAdmitted:
+		err = s.runAdmitted(r, e)
+	case *AttemptStarted:
+		s.attempt = r.Attempt
+		if s.exchange != nil {
+			s.fruitless++
+		}
+	case *UserMessage:
+		err = s.userMessage(r, e)
+	case *ModelCallStarted:
+		err = s.modelCallStarted(r, e)
+	case *ModelCallFinished:
+		err = s.modelCallFinished(r, e)
+	case *ModelCallFailed:
+		if err = s.ofOpenModelCall(r, e.Turn); err == nil {
+			s.calling, s.failure = false, e
+			if e.Interrupted {
+				s.failure = nil
+			} else {
+				s.tries++
+			}
+		}
+	case *ToolCallStarted:
+		err = s.toolCallStarted(r, e)
+	case *ToolCallFinished:
+		err = s.toolCallFinished(r, e)
+	case *AbortRequested:
+		s.notes[e.ID] = struct{}{}
+		if s.aborts(e) {
+			s.exchange.aborting = true
+		}
+	case *ExchangeClosed:
+		err = s.exchangeClosed(r, e)
+	}
+	if err != nil {
+		return err
+	}
+	s.seq = r.Seq
+	for _, p := range r.Event.payloads() {
+		s.bytes += int64(p.frameSize())
+	}
+	s.bytes += 256
+	return nil
+}
+
+// aborts reports whether e ends the exchange that is open.
+func (s *state) aborts(e *AbortRequested) bool {
+	return s.exchange != nil && (e.Message == "" || e.Message == s.exchange.message)
+}
+
+func (s *state) runAdmitted(r *Record, e *RunAdmitted) error {
+	if s.admitted != nil {
+		return s.corrupt(r, NotAdmitted, "the Run is admitted already")
+	}
+	s.admitted = e
+	return nil
+}
+
+func (s *state) userMessage(r *Record, e *UserMessage) error {
+	switch {
+	case s.admitted == nil:
+		return s.corrupt(r, NotAdmitted, "before run_admitted")
+	case s.exchange != nil && s.exchange.aborting:
+		return s.corrupt(r, MessageAfterAbort, "message %q delivered into the aborted exchange", e.ID)
+	case s.calling || s.batchOpen():
+		return s.corrupt(r, MultipleOpenCalls, "message %q delivered while calls are open", e.ID)
+	}
+	if s.exchange == nil {
+		s.exchange = &exchange{message: e.ID, seq: r.Seq}
+		s.exchanges++
+		s.status = StatusOpen
+	}
+	s.notes[e.ID] = struct{}{}
+	s.history = append(s.history, item{user: e})
+	s.fruitless = 0
+	s.failure, s.answered = nil, nil
+	return nil
+}
+
+func (s *state) batchOpen() bool { return s.batch != nil && s.batch.open > 0 }
+
+// inExchange refuses what belongs to an exchange when none is open.
+func (s *state) inExchange(r *Record) error {
+	if s.exchange == nil {
+		return s.corrupt(r, RecordAfterClose, "no exchange is open")
+	}
+	return nil
+}
+
+func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
+	if err := s.inExchange(r); err != nil {
+		return err
+	}
+	switch {
+	case s.exchange.aborting:
+		return s.corrupt(r, RecordAfterClose, "the exchange is aborted")
+	case s.calling:
+		return s.corrupt(r, MultipleOpenCalls, "turn %d has no answer yet", s.turn)
+	case s.batchOpen():
+		return s.corrupt(r, MultipleOpenCalls, "%d tool calls of turn %d have no result yet", s.batch.open, s.batch.turn)
+	}
+	if want := s.nextTurn(); e.Turn != want {
+		return s.corrupt(r, NonConsecutiveSeq, "turn %d where turn %d follows", e.Turn, want)
+	}
+	mark, err := s.checkWire(r, e)
+	if err != nil {
+		return err
+	}
+	s.wire = mark
+	if e.Turn != s.turn {
+		s.turn, s.tries = e.Turn, 0
+	}
+	if e.Model != "" {
+		s.model = e.Model
+	}
+	if e.Memory != nil {
+		s.memory = e.Memory
+	}
+	s.exchange.begun = true
+	s.calling, s.untold, s.failure, s.answered = true, true, nil, nil
+	return nil
+}
+
+// nextTurn is the turn of the next model call: another try of the last one
+// while that has no answer.
+func (s *state) nextTurn() int {
+	if s.untold {
+		return s.turn
+	}
+	return s.turn + 1
+}
+
+// checkWire holds the promise of the prefix: what was sent is sent again, but
+// behind a break that the record names.
+func (s *state) checkWire(r *Record, e *ModelCallStarted) (wireMark, error) {
+	first := s.turn == 0
+	m := s.wire
+	if e.Codec != "" {
+		m.codec = e.Codec
+	}
+	broken := len(m.zones) + 1 // from this zone on a break allows anything
+	for _, b := range e.Breaks {
+		broken = min(broken, b.Zone)
+	}
+	for zone, d := range []*Digest{e.Tools, e.Static, e.Dynamic} {
+		if d == nil {
+			continue
+		}
+		if !first && *d != m.zones[zone] && zone < broken {
+			return m, s.corrupt(r, InconsistentWire, "zone %d changed without a break", zone)
+		}
+		m.zones[zone] = *d
+	}
+	kept := e.Prefix == nil || *e.Prefix == m.history
+	if !first && broken > 3 && (!kept || e.Messages < m.messages) {
+		return m, s.corrupt(r, InconsistentWire, "the history changed without a break")
+	}
+	m.history, m.messages = e.History, e.Messages
+	return m, nil
+}
+
+func (s *state) ofOpenModelCall(r *Record, turn int) error {
+	if err := s.inExchange(r); err != nil {
+		return err
+	}
+	if !s.calling || turn != s.turn {
+		return s.corrupt(r, UnknownCall, "no model call of turn %d is open", turn)
+	}
+	return nil
+}
+
+func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
+	if err := s.ofOpenModelCall(r, e.Turn); err != nil {
+		return err
+	}
+	s.calling, s.untold, s.fruitless = false, false, 0
+	s.exchange.turns++
+	for _, n := range []*int64{e.Usage.Input, e.Usage.Output} {
+		if n != nil {
+			s.exchange.tokens += *n
+		}
+	}
+	b := &batch{turn: e.Turn, stop: e.Stop}
+	for i := range e.Blocks {
+		if a := e.Blocks[i].Call; a != nil {
+			c := &call{id: callID(e.Turn, len(b.calls)+1), turn: e.Turn, asked: a}
+			c.wireID = s.wireID(c)
+			b.calls = append(b.calls, c)
+		}
+	}
+	b.open = len(b.calls)
+	for len(s.batches) < e.Turn {
+		s.batches = append(s.batches, nil)
+	}
+	if b.open > 0 {
+		s.batches[e.Turn-1] = b
+		s.batch, s.answered = b, nil
+	} else {
+		s.batch, s.answered = nil, e
+	}
+	s.history = append(s.history, item{said: e, results: b})
+	return nil
+}
+
+// callID is psych's own id of a call: unique in its Run, and safe in a key.
+func callID(turn, position int) string {
+	var buf [44]byte
+	b := strconv.AppendInt(append(buf[:0], 'c'), int64(turn), 10)
+	return string(strconv.AppendInt(append(b, '_'), int64(position), 10))
+}
+
+// outputPrefix begins every handle: the handle of a call's result is "out_"
+// and the call's id.
+const outputPrefix = "out_"
+
+func handleOf(callID string) string { return outputPrefix + callID }
+
+// output finds the call whose result a handle names, among this Run's alone.
+func (s *state) output(handle string) (*call, bool) {
+	id, ok := strings.CutPrefix(handle, outputPrefix)
+	if !ok {
+		return nil, false
+	}
+	c := s.call(id)
+	return c, c != nil && c.done != nil
+}
+
+// call finds a call by psych's id.
+func (s *state) call(id string) *call {
+	turn, position, ok := parseCallID(id)
+	if !ok || turn > len(s.batches) || s.batches[turn-1] == nil || position > len(s.batches[turn-1].calls) {
+		return nil
+	}
+	return s.batches[turn-1].calls[position-1]
+}
+
+// wireID is the provider's own id of a call where that is fit to be sent
+// again: not empty, not in use, made of letters, digits, _ and -, at most 64
+// of them, and not of the shape of psych's own; else psych's.
+func (s *state) wireID(c *call) string {
+	id := c.asked.ProviderID
+	_, used := s.wireIDs[id]
+	_, _, ours := parseCallID(id)
+	if id == "" || used || ours || len(id) > 64 || strings.IndexFunc(id, illegalInID) >= 0 {
+		return c.id
+	}
+	s.wireIDs[id] = struct{}{}
+	return id
+}
+
+func illegalInID(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-')
+}
+
+// parseCallID reads an id that callID made, and nothing else.
+func parseCallID(id string) (turn, position int, ok bool) {
+	rest, c := strings.CutPrefix(id, "c")
+	t, p, sep := strings.Cut(rest, "_")
+	if !c || !sep || !isCount(t) || !isCount(p) {
+		return 0, 0, false
+	}
+	turn, err1 := strconv.Atoi(t)
+	position, err2 := strconv.Atoi(p)
+	return turn, position, err1 == nil && err2 == nil
+}
+
+// isCount reports whether s is a positive number as AppendInt writes it.
+func isCount(s string) bool {
+	for _, c := range []byte(s) {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return s != "" && s[0] != '0'
+}
+
+// inBatch finds a call of the open batch.
+func (s *state) inBatch(r *Record, id string) (*call, error) {
+	if err := s.inExchange(r); err != nil {
+		return nil, err
+	}
+	c := s.call(id)
+	if c == nil || s.batch == nil || c.turn != s.batch.turn {
+		return nil, s.corrupt(r, UnknownCall, "%.80q is no call of the open batch", id)
+	}
+	if c.done != nil {
+		return nil, s.corrupt(r, ToolCallMismatch, "%s has its result already", id)
+	}
+	return c, nil
+}
+
+func (s *state) toolCallStarted(r *Record, e *ToolCallStarted) error {
+	c, err := s.inBatch(r, e.Call)
+	if err != nil {
+		return err
+	}
+	if !c.started.IsZero() && c.attempt == r.Attempt {
+		return s.corrupt(r, DuplicateToolInvocation, "%s began in attempt %d already", c.id, r.Attempt)
+	}
+	c.started, c.attempt = r.Time, r.Attempt
+	return nil
+}
+
+func (s *state) toolCallFinished(r *Record, e *ToolCallFinished) error {
+	c, err := s.inBatch(r, e.Call)
+	if err != nil {
+		return err
+	}
+	began := !c.started.IsZero()
+	switch {
+	case e.Outcome == Succeeded && (!began || c.attempt != r.Attempt):
+		return s.corrupt(r, ToolCallMismatch, "%s succeeded without a start in attempt %d", c.id, r.Attempt)
+	case e.Outcome == UnknownEnd && !began:
+		return s.corrupt(r, ToolCallMismatch, "the outcome of %s is unknown, but it never began", c.id)
+	case e.Outcome == NotStarted && began:
+		return s.corrupt(r, ToolCallMismatch, "%s did not start, but the log says that it began", c.id)
+	case e.Outcome == Succeeded && c.asked.Name == readToolOutputDef.Name:
+		handle, _, err := parseReadArgs(c.asked.Arguments.Inline)
+		if c.asked.Arguments.Ref == nil && err == nil {
+			if _, ok := s.output(handle); !ok {
+				return s.corrupt(r, InvalidDeferredHandle, "%s read %.80q, which is no output of this Run", c.id, handle)
+			}
+		}
+	}
+	c.done = e
+	if e.Outcome == Succeeded || e.Outcome == Failed {
+		s.fruitless = 0
+	}
+	if s.batch.open--; s.batch.open == 0 {
+		s.elide(s.batch)
+		s.history = append(s.history, item{results: s.batch})
+	}
+	return nil
+}
+
+func (s *state) exchangeClosed(r *Record, e *ExchangeClosed) error {
+	if err := s.inExchange(r); err != nil {
+		return err
+	}
+	if s.calling || s.batchOpen() {
+		return s.corrupt(r, MultipleOpenCalls, "calls of turn %d are open", s.turn)
+	}
+	s.exchange = nil
+	s.status = e.Status
+	s.fruitless = 0
+	s.untold, s.failure, s.answered = false, nil, nil
+	return nil
+}

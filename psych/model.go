@@ -1,0 +1,149 @@
+package psych
+
+import (
+	"context"
+	"encoding/json"
+)
+
+// A Wire is a part of a request body in the encoding of one Model, encoded
+// once and then shared: nobody changes it.
+type Wire struct {
+	Bytes  []byte
+	Chars  int    // characters of Bytes, counted once
+	Chain  Digest // of the previous Wire's Chain and these Bytes: equal Chain, equal prefix
+	Marker int    // where in Bytes a cache marker may be spliced in; -1: nowhere
+}
+
+// ModelLimits are what a provider refuses; zero is no limit.
+type ModelLimits struct {
+	Tools           int    // number of tools
+	ToolName        int    // characters of a tool's name
+	ToolDescription int    // characters of a tool's description
+	PropertyName    string // a regular expression that property names match; "" is any
+	ContextTokens   int
+}
+
+// A Codec encodes the parts of a request for one provider. Each method is a
+// pure function of its arguments: no map order, clock or state reaches the
+// bytes.
+type Codec interface {
+	Limits() ModelLimits
+
+	// ID names the encoding and changes when it does. It is recorded with each
+	// model call, and encoded messages are reused under an equal ID only.
+	ID() string
+
+	// EncodeTools encodes the definitions, sorted by name; none is no bytes.
+	EncodeTools(defs []ToolDef) ([]byte, error)
+
+	// EncodeSystem encodes the static blocks (zone 1) and the dynamic one
+	// (zone 2, "" when there is none).
+	EncodeSystem(static []string, dynamic string) (zone1, zone2 []byte, err error)
+
+	// EncodeMessage encodes one message, with the offset in b where a cache
+	// marker may be put (-1: nowhere). Call ids, tool names and arguments are
+	// legal on the wire already.
+	EncodeMessage(m *Message) (b []byte, marker int, err error)
+
+	// EncodeTail encodes the trailing message.
+	EncodeTail(text string) ([]byte, error)
+}
+
+// A Request is one model call, as encoded parts. The parts are shared with
+// later Requests: a Model neither changes nor keeps them. The body is never
+// joined by psych; a Model sends it part by part.
+//
+// The Chain of each part covers every part before it, in the order Tools,
+// System[0], System[1], History.
+type Request struct {
+	Model   string
+	Options ModelOptions
+	Tools   Wire
+	System  [2]Wire // zones 1 and 2
+	History []Wire  // zone 3, a message each
+	Breaks  []int   // indexes of History at whose end the previous request and this one end
+	Tail    Wire    // zone 4, placed as the provider demands; no bytes: none
+}
+
+// A Model calls one provider.
+type Model interface {
+	Codec() Codec
+
+	// Generate makes one attempt; psych repeats. It calls on, when not nil,
+	// from the calling goroutine, for each piece as it comes. A failure is a
+	// *ModelError or ctx's error; a stream that ends early is a failure, never
+	// a short Response.
+	Generate(ctx context.Context, req *Request, on func(Delta)) (*Response, error)
+}
+
+// A Delta is a piece of a Response on its way.
+type Delta struct {
+	Text      string
+	Reasoning string
+	Call      int    // position of the call from 1, when a piece of one came
+	Name      string // of that call, with its first piece
+	Arguments string
+}
+
+// A Response is what the model said.
+type Response struct {
+	Blocks []Block // in the provider's order, provider blocks byte for byte
+	Stop   StopReason
+	Usage  Usage
+	Sent   int // characters of the whole body; what is in no zone is the envelope
+}
+
+// A StopReason says why the model stopped.
+type StopReason string
+
+// Stop reasons. What follows from each is one table in drive.go.
+const (
+	StopEnd       StopReason = "end"
+	StopToolUse   StopReason = "tool_use"
+	StopMaxTokens StopReason = "max_tokens" // cut at the output limit
+	StopRefusal   StopReason = "refusal"
+	StopContext   StopReason = "context" // the context window is full
+)
+
+// Usage is what the provider reported; nil is unknown, never zero. Input
+// counts cached tokens too, whatever the provider's own field does.
+type Usage struct {
+	Input      *int64 `json:"input,omitempty"`
+	CacheRead  *int64 `json:"cache_read,omitempty"`
+	CacheWrite *int64 `json:"cache_write,omitempty"`
+	Output     *int64 `json:"output,omitempty"`
+}
+
+// A Message is one entry of the conversation as projected from the log. A
+// message of role tool holds the results of a whole batch, in the order in
+// which the model asked.
+type Message struct {
+	Role   Role
+	Blocks []Block
+}
+
+// A Role is whose message it is.
+type Role string
+
+// Roles.
+const (
+	RoleUser      Role = "user"
+	RoleAssistant Role = "assistant"
+	RoleTool      Role = "tool"
+)
+
+// A Block is one of: a text, a call, a result, a provider's own block.
+type Block struct {
+	Text     string
+	Call     *ToolCall
+	Result   *ToolOutput
+	Provider json.RawMessage // kept byte for byte
+}
+
+// A ModelResolver finds the Model that a Spec names ("" when it names none).
+type ModelResolver func(ctx context.Context, name string) (Model, error)
+
+// OneModel resolves every name to m.
+func OneModel(m Model) ModelResolver {
+	return func(context.Context, string) (Model, error) { return m, nil }
+}

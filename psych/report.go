@@ -1,0 +1,365 @@
+package psych
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// A Report is a fold of a log: what happened in a Run and what it cost. What
+// no provider reported is null, never zero.
+type Report struct {
+	Run        RunKey            `json:"run"`
+	Version    Digest            `json:"version"`
+	Status     string            `json:"status"`
+	Exchanges  []ExchangeReport  `json:"exchanges"`
+	ModelCalls []ModelCallReport `json:"model_calls"`
+	ToolCalls  []ToolCallReport  `json:"tool_calls"`
+	Turns      int               `json:"turns"`
+	Attempts   int               `json:"attempts"`
+	Totals     Totals            `json:"totals"`
+	FirstWire  *WireSplit        `json:"first_wire"`
+	LastWire   *WireSplit        `json:"last_wire"`
+	Waiting    int               `json:"waiting"` // notes in the inbox
+}
+
+// An ExchangeReport says how an exchange went.
+type ExchangeReport struct {
+	FirstSeq uint64 `json:"first_seq"`
+	Message  string `json:"message"` // id of the message that opened it
+	Turns    int    `json:"turns"`
+	Closed   string `json:"closed"` // "" while it is open
+	Code     string `json:"code,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Answer   string `json:"answer,omitempty"` // text of its last answer, at most 100,000 characters
+}
+
+// Totals sums what providers reported. CacheHitRate is cached over prompt
+// tokens of the calls that reported cached tokens, nil if none did.
+type Totals struct {
+	PromptTokens     int64    `json:"prompt_tokens"`
+	CompletionTokens int64    `json:"completion_tokens"`
+	CachedTokens     *int64   `json:"cached_tokens"`
+	CacheHitRate     *float64 `json:"cache_hit_rate"`
+	UnknownCalls     int      `json:"unknown_calls"` // answered model calls without usage
+}
+
+// A ModelCallReport is one try of a turn.
+type ModelCallReport struct {
+	Turn             int       `json:"turn"`
+	Try              int       `json:"try,omitempty"`
+	Model            string    `json:"model"`
+	Outcome          string    `json:"outcome"` // a stop reason, "failed", "interrupted", or "" while it is open
+	Error            string    `json:"error,omitempty"`
+	PromptTokens     *int64    `json:"prompt_tokens"`
+	CompletionTokens *int64    `json:"completion_tokens"`
+	CachedTokens     *int64    `json:"cached_tokens"`
+	Wire             WireSplit `json:"wire"`
+	Breaks           []Break   `json:"breaks,omitempty"`
+	Milliseconds     int64     `json:"milliseconds"`
+}
+
+// A WireSplit is the size of a request in characters, as sent. Envelope is
+// what is in no zone; it is known of answered calls alone.
+type WireSplit struct {
+	System   int `json:"system"`
+	Tools    int `json:"tools"`
+	History  int `json:"history"`
+	Tail     int `json:"tail"`
+	Envelope int `json:"envelope"`
+}
+
+// Total is all of a request.
+func (w WireSplit) Total() int { return w.System + w.Tools + w.History + w.Tail + w.Envelope }
+
+// A ToolCallReport is one call. Outcome is "" while it has no result.
+type ToolCallReport struct {
+	ID           string          `json:"id"`
+	Turn         int             `json:"turn"`
+	Name         string          `json:"name"`
+	Arguments    json.RawMessage `json:"arguments"` // a JSON string where they are no JSON; null where they lie in the BlobStore
+	Outcome      string          `json:"outcome"`   // succeeded, failed, unknown, not_started
+	Code         string          `json:"code,omitempty"`
+	ResultBytes  int64           `json:"result_bytes"`
+	ResultHandle string          `json:"result_handle,omitempty"` // set when elided or offloaded
+	Offloaded    bool            `json:"offloaded"`
+	Preview      string          `json:"preview,omitempty"` // what the model saw when elided
+	Milliseconds int64           `json:"milliseconds"`
+}
+
+// Report folds the log of a Run. It needs no lease, and no Model.
+func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
+	if err := key.Check(); err != nil {
+		return nil, err
+	}
+	rep := reporter{Report: Report{Run: key, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}}
+	s, _, err := foldLog(ctx, r.store, r.store, key, rep.add)
+	if err != nil {
+		return nil, err
+	}
+	rep.Status = s.status
+	notes, err := r.store.Pending(ctx, key)
+	if err != nil {
+		return nil, fmt.Errorf("psych: report of run %s: %w", key, err)
+	}
+	for _, n := range notes {
+		if _, delivered := s.notes[n.ID]; !delivered {
+			rep.Waiting++
+		}
+	}
+	if err := rep.answers(ctx, s, r.o.Blobs); err != nil {
+		return nil, err
+	}
+	rep.totals()
+	return &rep.Report, nil
+}
+
+// A reporter makes a Report of records as they are folded.
+type reporter struct {
+	Report
+	rows   map[string]int // of ToolCalls, by call id
+	answer []*ModelCallFinished
+}
+
+func (rep *reporter) add(s *state, rec *Record) {
+	switch e := rec.Event.(type) {
+	case *RunAdmitted:
+		rep.Version = e.Version
+	case *AttemptStarted:
+		rep.Attempts++
+	case *UserMessage:
+		if s.exchanges > len(rep.Exchanges) {
+			rep.Exchanges = append(rep.Exchanges, ExchangeReport{FirstSeq: rec.Seq, Message: e.ID})
+			rep.answer = append(rep.answer, nil)
+		}
+	case *ModelCallStarted:
+		w := WireSplit{Tools: e.Chars[0], System: e.Chars[1], History: e.Chars[2], Tail: e.Chars[3]}
+		rep.ModelCalls = append(rep.ModelCalls, ModelCallReport{Turn: e.Turn, Try: e.Try, Model: s.model, Wire: w, Breaks: e.Breaks})
+	case *ModelCallFinished:
+		m := &rep.ModelCalls[len(rep.ModelCalls)-1]
+		m.Outcome, m.Milliseconds = string(e.Stop), e.Milliseconds
+		m.PromptTokens, m.CompletionTokens, m.CachedTokens = e.Usage.Input, e.Usage.Output, e.Usage.CacheRead
+		if e.Sent > 0 {
+			m.Wire.Envelope = e.Sent - m.Wire.Total()
+		}
+		rep.Turns++
+		rep.Exchanges[len(rep.Exchanges)-1].Turns++
+		rep.answer[len(rep.answer)-1] = e
+		for _, c := range s.history[len(s.history)-1].results.calls {
+			rep.rows[c.id] = len(rep.ToolCalls)
+			rep.ToolCalls = append(rep.ToolCalls, ToolCallReport{ID: c.id, Turn: c.turn, Name: c.asked.Name, Arguments: shownArguments(&c.asked.Arguments)})
+		}
+	case *ModelCallFailed:
+		m := &rep.ModelCalls[len(rep.ModelCalls)-1]
+		if m.Outcome, m.Error = "failed", e.Message; e.Interrupted {
+			m.Outcome = "interrupted"
+		}
+	case *ToolCallFinished:
+		row := &rep.ToolCalls[rep.rows[e.Call]]
+		row.Outcome, row.Code, row.Milliseconds = string(e.Outcome), e.Code, e.Milliseconds
+		row.ResultBytes, row.Offloaded = e.Result.Size, e.Result.Ref != nil
+		if row.Offloaded {
+			row.ResultHandle = handleOf(e.Call)
+		}
+		if s.batch != nil && s.batch.open == 0 {
+			rep.views(s)
+		}
+	case *ExchangeClosed:
+		x := &rep.Exchanges[len(rep.Exchanges)-1]
+		x.Closed, x.Code, x.Reason = e.Status, e.Code, e.Reason
+	}
+}
+
+// views notes what the model is shown of a whole batch.
+func (rep *reporter) views(s *state) {
+	for _, c := range s.batch.calls {
+		if c.elided {
+			row := &rep.ToolCalls[rep.rows[c.id]]
+			row.ResultHandle, row.Preview = handleOf(c.id), s.view(c).text()
+		}
+	}
+}
+
+// shownArguments are the arguments of a call as JSON.
+func shownArguments(p *Payload) json.RawMessage {
+	switch {
+	case p.Ref != nil:
+		return json.RawMessage("null")
+	case len(p.Inline) == 0:
+		return json.RawMessage(`""`)
+	case json.Valid(p.Inline):
+		return p.Inline
+	}
+	b, _ := json.Marshal(string(p.Inline))
+	return b
+}
+
+// maxAnswerChars bounds an ExchangeReport's Answer.
+const maxAnswerChars = 100_000
+
+func (rep *reporter) answers(ctx context.Context, s *state, blobs BlobStore) error {
+	for i, a := range rep.answer {
+		if a == nil {
+			continue
+		}
+		var b strings.Builder
+		for j := range a.Blocks {
+			if t := a.Blocks[j].Text; t != nil {
+				text, err := t.load(ctx, blobs, s.run)
+				if err != nil {
+					return err
+				}
+				b.Write(text)
+			}
+		}
+		rep.Exchanges[i].Answer = string(firstChars([]byte(b.String()), maxAnswerChars))
+	}
+	return nil
+}
+
+func (rep *reporter) totals() {
+	var reporting, cached int64
+	for i := range rep.ModelCalls {
+		m := &rep.ModelCalls[i]
+		if i == 0 {
+			rep.FirstWire = &m.Wire
+		}
+		rep.LastWire = &m.Wire
+		if m.PromptTokens != nil {
+			rep.Totals.PromptTokens += *m.PromptTokens
+		}
+		if m.CompletionTokens != nil {
+			rep.Totals.CompletionTokens += *m.CompletionTokens
+		}
+		if m.CachedTokens != nil && m.PromptTokens != nil {
+			reporting += *m.PromptTokens
+			cached += *m.CachedTokens
+			rep.Totals.CachedTokens = &cached
+		}
+		if m.PromptTokens == nil && m.CompletionTokens == nil && m.Outcome != "" && m.Outcome != "failed" && m.Outcome != "interrupted" {
+			rep.Totals.UnknownCalls++
+		}
+	}
+	if reporting > 0 {
+		rate := float64(cached) / float64(reporting)
+		rep.Totals.CacheHitRate = &rate
+	}
+}
+
+// WriteText prints a report for a person. Control characters of what models
+// and tools sent are shown, not sent to the terminal.
+func (rep *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "run %s of tenant %s: %s, %d turns, %d attempts", rep.Run.RunID, Printable(rep.Run.Tenant), rep.Status, rep.Turns, rep.Attempts)
+	if rep.Waiting > 0 {
+		fmt.Fprintf(&b, ", %d notes wait", rep.Waiting)
+	}
+	b.WriteString("\n")
+	for i, x := range rep.Exchanges {
+		fmt.Fprintf(&b, "exchange %d: %d turns, %s", i+1, x.Turns, orOpen(x.Closed))
+		if x.Reason != "" {
+			fmt.Fprintf(&b, " (%s)", Printable(x.Reason))
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("\n")
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "model call\tprompt\tcached\tcompletion\tsystem\ttools\thistory\ttail\tenvelope\tms\toutcome\t")
+	for _, m := range rep.ModelCalls {
+		name := fmt.Sprint("turn ", m.Turn)
+		if m.Try > 0 {
+			name += fmt.Sprint(" try ", m.Try+1)
+		}
+		out := orOpen(m.Outcome)
+		for _, k := range m.Breaks {
+			out += fmt.Sprintf(", zone %d: %s", k.Zone, k.Cause)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t\n", name, known(m.PromptTokens), known(m.CachedTokens), known(m.CompletionTokens),
+			m.Wire.System, m.Wire.Tools, m.Wire.History, m.Wire.Tail, m.Wire.Envelope, m.Milliseconds, out)
+	}
+	t.Flush()
+	if len(rep.ToolCalls) > 0 {
+		b.WriteString("\n")
+		t = tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "tool call\tname\toutcome\tresult_bytes\tstored\tresult_handle")
+		for _, c := range rep.ToolCalls {
+			stored, handle := "inline", c.ResultHandle
+			if c.Offloaded {
+				stored = "blob"
+			}
+			if c.Preview != "" {
+				handle += fmt.Sprintf(" (elided to a preview of %d characters)", len([]rune(c.Preview)))
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", c.ID, Printable(c.Name), orOpen(c.Outcome), c.ResultBytes, stored, handle)
+		}
+		t.Flush()
+		for _, c := range rep.ToolCalls {
+			if c.Preview != "" {
+				fmt.Fprintf(&b, "\npreview of %s:\n%s\n", c.ResultHandle, indent(shorten(c.Preview, 600)))
+			}
+		}
+	}
+	fmt.Fprintf(&b, "\ntotals: %d prompt tokens, %d completion tokens, cached %s", rep.Totals.PromptTokens, rep.Totals.CompletionTokens, known(rep.Totals.CachedTokens))
+	if r := rep.Totals.CacheHitRate; r != nil {
+		fmt.Fprintf(&b, ", cache_hit_rate %.1f %%", *r*100)
+	} else {
+		b.WriteString(", cache_hit_rate unknown")
+	}
+	if rep.Totals.UnknownCalls > 0 {
+		fmt.Fprintf(&b, ", usage of %d calls unknown", rep.Totals.UnknownCalls)
+	}
+	b.WriteString("\n")
+	if rep.FirstWire != nil {
+		fmt.Fprintf(&b, "characters of the first request %d, of the last %d\n", rep.FirstWire.Total(), rep.LastWire.Total())
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func orOpen(s string) string {
+	if s == "" {
+		return StatusOpen
+	}
+	return s
+}
+
+func known(n *int64) string {
+	if n == nil {
+		return "unknown"
+	}
+	return fmt.Sprint(*n)
+}
+
+func indent(s string) string {
+	return "  | " + strings.ReplaceAll(strings.TrimRight(Printable(s), "\n"), "\n", "\n  | ")
+}
+
+// shorten keeps the beginning and the end of a text for the terminal.
+func shorten(s string, n int) string {
+	b := []byte(s)
+	if len([]rune(s)) <= n {
+		return s
+	}
+	return string(firstChars(b, n/2)) + "\n⋮\n" + string(lastChars(b, n/2))
+}
+
+// Printable is s with control characters but tab and newline shown as \x1b and
+// the like, so that what a tool or model sent can't drive a terminal.
+func Printable(s string) string {
+	clean := func(r rune) bool { return r >= ' ' && r != 0x7f && !(r >= 0x80 && r < 0xa0) || r == '\n' || r == '\t' }
+	if strings.IndexFunc(s, func(r rune) bool { return !clean(r) }) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if clean(r) {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, "\\x%02x", r)
+		}
+	}
+	return b.String()
+}

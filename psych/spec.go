@@ -1,0 +1,345 @@
+package psych
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/psych-go/psych-go/psych/internal/strictjson"
+)
+
+// A Scope says whom a call is for. Psych interprets Tenant and Principal only.
+type Scope struct {
+	Tenant    string            `json:"tenant"`
+	Principal string            `json:"principal,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+}
+
+// A Spec describes an agent. It is data, never code.
+type Spec struct {
+	Name         string       `json:"name"`                   // 1 to 128 bytes of UTF-8 without control characters
+	Instructions string       `json:"instructions,omitempty"` // at most MaxInstructionsBytes
+	Model        string       `json:"model,omitempty"`        // what Options.Models resolves; "" is the deployment's own
+	ModelOptions ModelOptions `json:"model_options,omitzero"`
+	Tools        []string     `json:"tools,omitempty"` // code tools, by name
+	Limits       Limits       `json:"limits,omitzero"`
+}
+
+// Limits are the budgets of a Spec, part of its hash. Zero means the default,
+// which stands behind each field, and stays absent in the hash. Results are
+// measured in estimated tokens, a quarter of their characters.
+type Limits struct {
+	LargeResultTokens  int   `json:"large_result_tokens,omitempty"`  // from which a result is elided; 6000, at most BatchResultTokens
+	BatchResultTokens  int   `json:"batch_result_tokens,omitempty"`  // what one turn's results may be together; 12000
+	PreviewChars       int   `json:"preview_chars,omitempty"`        // of a preview, from each end; 1000, from 100 to 4000
+	Turns              int   `json:"turns,omitempty"`                // model calls an exchange; 100
+	Tokens             int64 `json:"tokens,omitempty"`               // prompt and completion tokens an exchange; no limit
+	ToolTimeoutSeconds int   `json:"tool_timeout_seconds,omitempty"` // of a tool without a Timeout of its own; 60, at most 86400
+	Parallel           int   `json:"parallel,omitempty"`             // tools that run at once; 8
+}
+
+// ModelOptions are the settings of a model call that a Spec may fix.
+type ModelOptions struct {
+	MaxOutputTokens int      `json:"max_output_tokens,omitempty"`
+	Temperature     *float64 `json:"temperature,omitempty"`
+	Effort          string   `json:"effort,omitempty"`
+}
+
+// Bounds of a Spec. Instructions are sent with each model call, and cached by
+// the provider at best; 256 KiB are some 65,000 tokens of them.
+const (
+	MaxSpecBytes         = 1 << 20   // of a Spec as JSON
+	MaxInstructionsBytes = 256 << 10 // of Spec.Instructions
+
+	maxToolTimeoutSeconds = 24 * 60 * 60
+	minPreviewChars       = 100
+)
+
+// withDefaults fills in what is absent. The defaults belong to version 1 of
+// the projection: a Run keeps those of the version that it was admitted with.
+func (l Limits) withDefaults() Limits {
+	def := func(n *int, d int) {
+		if *n == 0 {
+			*n = d
+		}
+	}
+	def(&l.LargeResultTokens, 6000)
+	def(&l.BatchResultTokens, 12000)
+	def(&l.PreviewChars, 1000)
+	def(&l.Turns, 100)
+	def(&l.ToolTimeoutSeconds, 60)
+	def(&l.Parallel, 8)
+	return l
+}
+
+// ParseSpec decodes a Spec from JSON of at most MaxSpecBytes, strictly: a
+// field that is unknown or stands twice, null or a wrong type is an error.
+// The error is a *[SpecError] that lists every problem with its path; then it
+// lists what [Spec.Check] finds, too. A Spec that decodes is not checked.
+func ParseSpec(data []byte) (*Spec, error) {
+	bad := func(format string, args ...any) (*Spec, error) {
+		return nil, &SpecError{[]Problem{{"", fmt.Sprintf(format, args...)}}}
+	}
+	if len(data) > MaxSpecBytes {
+		return bad("the spec has %d bytes: want at most %d", len(data), MaxSpecBytes)
+	}
+	if len(strings.TrimSpace(string(data))) == 0 {
+		return bad(`the spec is empty: want a JSON object with a name at least, like {"name": "helper"}`)
+	}
+	var s Spec
+	err := strictjson.Decode(data, &s)
+	if err == nil {
+		return &s, nil
+	}
+	var strict *strictjson.Error
+	if !errors.As(err, &strict) {
+		return bad("%v", err)
+	}
+	var found problems
+	paths := map[string]bool{}
+	for _, p := range strict.Problems {
+		if p.Class == strictjson.Syntax || p.Class == strictjson.Depth || p.Path == "" && p.Class == strictjson.Type {
+			return bad("%s", p.Message)
+		}
+		found.add(p.Path, "%s", p.Message)
+		paths[p.Path] = true
+	}
+	// What could be decoded is checked all the same, so that one error says all.
+	var lax Spec
+	_ = json.Unmarshal(data, &lax)
+	for _, p := range lax.problems() {
+		if !paths[p.Path] {
+			found = append(found, p)
+		}
+	}
+	return nil, specError(found)
+}
+
+// Check returns a *[SpecError] with every violation that can be found without
+// knowing which tools are registered, or nil. Publish checks those too.
+func (s *Spec) Check() error { return specError(s.problems()) }
+
+// check is Check given the tools that are registered.
+func (s *Spec) check(tools map[string]*Tool) error {
+	ps := s.problems()
+	if s == nil {
+		return specError(ps)
+	}
+	seen := map[string]bool{}
+	for i, name := range s.Tools {
+		if seen[name] || toolNameProblem(name) != "" {
+			continue
+		}
+		seen[name] = true
+		switch t := tools[name]; {
+		case t == nil:
+			ps.add(strictjson.Index("tools", i), "tool %q is not registered: %s", name, registered(tools))
+		case t.err != nil:
+			ps.add(strictjson.Index("tools", i), "tool %q can't be used: %v", name, t.err)
+		}
+	}
+	return specError(ps)
+}
+
+func specError(ps problems) error {
+	if len(ps) == 0 {
+		return nil
+	}
+	return &SpecError{ps}
+}
+
+func registered(tools map[string]*Tool) string {
+	const most = 50
+	names := slices.Sorted(maps.Keys(tools))
+	switch {
+	case len(names) == 0:
+		return "no tool is"
+	case len(names) > most:
+		return fmt.Sprintf("registered are %s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return "registered are " + strings.Join(names, ", ")
+}
+
+type problems []Problem
+
+func (ps *problems) add(path, format string, args ...any) {
+	*ps = append(*ps, Problem{path, fmt.Sprintf(format, args...)})
+}
+
+func (s *Spec) problems() (ps problems) {
+	if s == nil {
+		ps.add("", "the spec is nil")
+		return ps
+	}
+	switch {
+	case s.Name == "":
+		ps.add("name", "is empty: want 1 to 128 bytes")
+	default:
+		ps.label("name", s.Name, 128)
+	}
+	switch {
+	case len(s.Instructions) > MaxInstructionsBytes:
+		ps.add("instructions", "has %d bytes: want at most %d", len(s.Instructions), MaxInstructionsBytes)
+	case !utf8.ValidString(s.Instructions):
+		ps.add("instructions", "is not valid UTF-8")
+	}
+	ps.label("model", s.Model, 1024)
+	ps.notNegative("model_options.max_output_tokens", int64(s.ModelOptions.MaxOutputTokens))
+	if t := s.ModelOptions.Temperature; t != nil && !(*t >= 0 && *t <= math.MaxFloat64) {
+		ps.add("model_options.temperature", "is %v: want a number from 0", *t)
+	}
+	ps.label("model_options.effort", s.ModelOptions.Effort, 128)
+	first := map[string]int{}
+	for i, name := range s.Tools {
+		path := strictjson.Index("tools", i)
+		if p := toolNameProblem(name); p != "" {
+			ps.add(path, "%s", p)
+		}
+		if at, ok := first[name]; ok {
+			ps.add(path, "tool %.80q stands twice, in tools[%d] too", name, at)
+			continue
+		}
+		first[name] = i
+	}
+	ps.limits(s.Limits)
+	return ps
+}
+
+func (ps *problems) limits(l Limits) {
+	ps.notNegative("limits.large_result_tokens", int64(l.LargeResultTokens))
+	ps.notNegative("limits.batch_result_tokens", int64(l.BatchResultTokens))
+	ps.notNegative("limits.turns", int64(l.Turns))
+	ps.notNegative("limits.tokens", l.Tokens)
+	ps.notNegative("limits.parallel", int64(l.Parallel))
+	if n := l.PreviewChars; n != 0 && (n < minPreviewChars || n > MaxPreviewChars) {
+		ps.add("limits.preview_chars", "is %d: want %d to %d", n, minPreviewChars, MaxPreviewChars)
+	}
+	if n := l.ToolTimeoutSeconds; n < 0 || n > maxToolTimeoutSeconds {
+		ps.add("limits.tool_timeout_seconds", "is %d: want 1 to %d, or 0 for the default", n, maxToolTimeoutSeconds)
+	}
+	if l.LargeResultTokens < 0 || l.BatchResultTokens < 0 {
+		return
+	}
+	d := l.withDefaults()
+	if d.LargeResultTokens > d.BatchResultTokens {
+		said := func(given int) string {
+			if given == 0 {
+				return " (the default)"
+			}
+			return ""
+		}
+		ps.add("limits.large_result_tokens", "is %d%s, over batch_result_tokens, which is %d%s: want a result's budget at most the batch's",
+			d.LargeResultTokens, said(l.LargeResultTokens), d.BatchResultTokens, said(l.BatchResultTokens))
+	}
+}
+
+func (ps *problems) notNegative(path string, n int64) {
+	if n < 0 {
+		ps.add(path, "is %d: want a positive number, or 0 for the default", n)
+	}
+}
+
+// label checks a short text that may be empty.
+func (ps *problems) label(path, s string, most int) {
+	switch {
+	case len(s) > most:
+		ps.add(path, "has %d bytes: want at most %d", len(s), most)
+	case !utf8.ValidString(s):
+		ps.add(path, "%q is not valid UTF-8", s)
+	case strings.ContainsFunc(s, unicode.IsControl):
+		ps.add(path, "%q holds a control character", s)
+	}
+}
+
+// A Digest is a SHA-256. In JSON it is 64 hexadecimal digits.
+type Digest [sha256.Size]byte
+
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// IsZero reports whether d was never set.
+func (d Digest) IsZero() bool { return d == Digest{} }
+
+// MarshalText encodes d as hexadecimal digits.
+func (d Digest) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, d[:]), nil }
+
+// UnmarshalText decodes 64 hexadecimal digits.
+func (d *Digest) UnmarshalText(b []byte) error {
+	if len(b) != 2*len(d) {
+		return fmt.Errorf("psych: digest %.80q: want %d hexadecimal digits: %w", b, 2*len(d), ErrInvalid)
+	}
+	if _, err := hex.Decode(d[:], b); err != nil {
+		return fmt.Errorf("psych: digest %.80q: %w: %w", b, ErrInvalid, err)
+	}
+	return nil
+}
+
+// A Version is an immutable publication of a Spec together with the
+// definitions of the code tools that it names, as the publisher had them.
+type Version struct {
+	Hash      Digest
+	Spec      Spec
+	CodeTools []ToolDef // sorted by name
+}
+
+// versionFormat counts the formats of the document below.
+const versionFormat = 1
+
+// A versionDoc is a Version as a document; its bytes are hashed. A field that
+// is added must be absent when empty, so that what was published keeps its
+// hash.
+type versionDoc struct {
+	Format    int       `json:"format"`
+	Spec      Spec      `json:"spec"`
+	CodeTools []ToolDef `json:"code_tools,omitempty"`
+}
+
+// encodeVersion returns the document of a Version and its hash. Equal Specs
+// with equal tools, in any order, give equal bytes: fields stand in one order,
+// what is absent stays absent, strings have one spelling, whatever the release
+// of Go. Schemas keep their key order and are compact. The Spec is legal.
+func encodeVersion(s *Spec, tools []ToolDef) (doc []byte, hash Digest, err error) {
+	d := versionDoc{Format: versionFormat, Spec: *s, CodeTools: slices.Clone(tools)}
+	slices.SortFunc(d.CodeTools, func(a, b ToolDef) int { return strings.Compare(a.Name, b.Name) })
+	doc, err = json.Marshal(d)
+	if err == nil {
+		doc, err = strictjson.Canonical(doc)
+	}
+	if err != nil {
+		return nil, Digest{}, fmt.Errorf("psych: encode spec %.128q: %w: %w", s.Name, ErrInvalid, err)
+	}
+	return doc, sha256.Sum256(doc), nil
+}
+
+// decodeVersion decodes what encodeVersion made. What a newer release added
+// can't be left out safely: it is an *UnsupportedError, without a Run. Any
+// other fault matches ErrInvalid.
+func decodeVersion(doc []byte) (*Version, error) {
+	var head struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(doc, &head); err == nil && head.Format > versionFormat {
+		return nil, &UnsupportedError{What: fmt.Sprintf("format %d of a version", head.Format)}
+	}
+	var d versionDoc
+	err := strictjson.Decode(doc, &d)
+	var strict *strictjson.Error
+	if errors.As(err, &strict) {
+		for _, p := range strict.Problems {
+			if p.Class == strictjson.Unknown {
+				return nil, &UnsupportedError{What: "field " + p.Path + " of a version"}
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("psych: version document: %w: %w", ErrInvalid, err)
+	}
+	return &Version{Hash: sha256.Sum256(doc), Spec: d.Spec, CodeTools: d.CodeTools}, nil
+}

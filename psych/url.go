@@ -1,0 +1,93 @@
+package psych
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// A Mux maps the schemes of URLs to openers of one port. The zero value is
+// ready; a program's main fills it, so that a program links no SDK that it
+// does not name. It is filled before it is used.
+type Mux[P any] struct {
+	openers map[string]func(context.Context, *url.URL) (P, error)
+}
+
+// Handle registers a scheme, in lower case. It panics on a second registration
+// and on an illegal scheme.
+func (m *Mux[P]) Handle(scheme string, open func(context.Context, *url.URL) (P, error)) {
+	if scheme == "" || strings.ToLower(scheme) != scheme || strings.ContainsAny(scheme, ":/") {
+		panic(fmt.Sprintf("psych: %q is no scheme", scheme))
+	}
+	if m.openers[scheme] != nil {
+		panic(fmt.Sprintf("psych: scheme %q is registered already", scheme))
+	}
+	if m.openers == nil {
+		m.openers = map[string]func(context.Context, *url.URL) (P, error){}
+	}
+	m.openers[scheme] = open
+}
+
+// Schemes lists the registered schemes, sorted.
+func (m *Mux[P]) Schemes() []string { return slices.Sorted(maps.Keys(m.openers)) }
+
+// Open opens a URL. A URL that can't be parsed and an unknown scheme, whose
+// error lists the known ones, are ErrInvalid. What is wrong with the rest of
+// it, its opener says.
+func (m *Mux[P]) Open(ctx context.Context, rawURL string) (P, error) {
+	var zero P
+	scheme, _, ok := strings.Cut(rawURL, ":")
+	if !ok || scheme == "" {
+		return zero, fmt.Errorf("psych: %.200q is no URL: want one that begins with %s: %w", rawURL, m.known(), ErrInvalid)
+	}
+	open := m.openers[strings.ToLower(scheme)]
+	if open == nil {
+		return zero, fmt.Errorf("psych: unknown scheme %.80q: want %s: %w", scheme, m.known(), ErrInvalid)
+	}
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return zero, fmt.Errorf("psych: %w: %w", ErrInvalid, err)
+	}
+	return open(ctx, u)
+}
+
+func (m *Mux[P]) known() string {
+	if len(m.openers) == 0 {
+		return "none, since none is registered"
+	}
+	return strings.Join(m.Schemes(), ":, ") + ":"
+}
+
+// Params reads the parameters of u strictly: a malformed query, a parameter
+// that is none of known, and one that is given twice are ErrInvalid. Openers
+// call it, with no known ones if they take none.
+func Params(u *url.URL, known ...string) (map[string]string, error) {
+	q, err := url.ParseQuery(u.RawQuery) // u.Query() drops what is malformed
+	if err != nil {
+		return nil, fmt.Errorf("psych: the parameters of %s: %w: %w", u.Redacted(), ErrInvalid, err)
+	}
+	params := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		switch {
+		case !slices.Contains(known, name) && len(known) == 0:
+			return nil, fmt.Errorf("psych: %s has the parameter %q: %s: takes none: %w", u.Redacted(), name, u.Scheme, ErrInvalid)
+		case !slices.Contains(known, name):
+			return nil, fmt.Errorf("psych: %s has the unknown parameter %q: want %s: %w", u.Redacted(), name, strings.Join(known, ", "), ErrInvalid)
+		case len(q[name]) > 1:
+			return nil, fmt.Errorf("psych: %s has the parameter %q twice: %w", u.Redacted(), name, ErrInvalid)
+		}
+		params[name] = q[name][0]
+	}
+	return params, nil
+}
+
+// Backends maps URL schemes to openers, per port. The zero value is ready; it
+// is filled in main (script.Register(&b)) and has no global.
+type Backends struct {
+	Stores Mux[Store]
+	Blobs  Mux[BlobStore]
+	Models Mux[Model]
+}

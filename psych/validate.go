@@ -1,0 +1,587 @@
+package psych
+
+import (
+	"bytes"
+	"cmp"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"github.com/psych-go/psych-go/psych/internal/strictjson"
+)
+
+// Bounds of a schema that is compiled: compiling costs more than linearly.
+const (
+	maxSchemaBytes = 512 << 10
+	maxSchemaDepth = 200
+)
+
+// A schema is what a tool's arguments must match.
+type schema struct {
+	raw      json.RawMessage   // canonical
+	compiled *validator.Schema // nil: arguments are objects, and left unvalidated otherwise
+}
+
+const schemaURL = "psych:///schema.json"
+
+// compileSchema makes a schema of raw. It fetches nothing: a $ref that leads
+// out of raw is an error. With an error the schema is usable all the same, and
+// leaves to others to validate; a code tool is refused instead.
+func compileSchema(raw json.RawMessage) (s *schema, err error) {
+	s = &schema{raw: raw}
+	v, err := strictjson.Scan(raw)
+	switch {
+	case err != nil:
+		return s, err
+	case v.Kind != '{':
+		return s, errors.New("want a JSON object")
+	case len(raw) > maxSchemaBytes || v.Depth > maxSchemaDepth:
+		return s, fmt.Errorf("it has %d bytes and is nested %d deep: want at most %d and %d", len(raw), v.Depth, maxSchemaBytes, maxSchemaDepth)
+	}
+	if s.raw, err = strictjson.Canonical(raw); err != nil {
+		s.raw = raw
+		return s, err
+	}
+	doc, err := validator.UnmarshalJSON(bytes.NewReader(s.raw))
+	if err != nil {
+		return s, err
+	}
+	defer func() {
+		if p := recover(); p != nil { // a library's, over a stranger's schema
+			s.compiled, err = nil, fmt.Errorf("can't be compiled: %v", p)
+		}
+	}()
+	c := validator.NewCompiler()
+	c.DefaultDraft(validator.Draft2020)
+	c.UseLoader(noLoader{})
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		return s, err
+	}
+	compiled, err := c.Compile(schemaURL)
+	if err != nil {
+		return s, s.notASchema(err, doc)
+	}
+	s.compiled = compiled
+	return s, nil
+}
+
+// notASchema says on one line where doc breaks the rules of JSON Schema.
+func (s *schema) notASchema(err error, doc any) error {
+	var broken *validator.SchemaValidationError
+	var ve *validator.ValidationError
+	if !errors.As(err, &broken) || !errors.As(broken.Err, &ve) {
+		return err
+	}
+	var says []string
+	for _, v := range s.appendViolations(nil, ve, doc, false) {
+		says = append(says, strings.TrimPrefix(v.path+": "+v.message, ": "))
+	}
+	return errors.New(clipChars(strings.Join(says, "; "), maxViolations))
+}
+
+type noLoader struct{}
+
+func (noLoader) Load(url string) (any, error) {
+	return nil, errors.New("a schema is never fetched: put it under $defs")
+}
+
+// checkRoot demands what every provider demands of a tool's schema.
+func (s *schema) checkRoot() error {
+	var root struct {
+		Type any `json:"type"`
+	}
+	if err := json.Unmarshal(s.raw, &root); err != nil {
+		return err
+	}
+	if root.Type != "object" {
+		return errors.New(`its "type" is not "object": arguments are always an object`)
+	}
+	return nil
+}
+
+// derive sets the schema of t from the Go type of its arguments.
+func (t *Tool) derive(in reflect.Type) {
+	t.args = &schema{}
+	base := in
+	for base.Kind() == reflect.Pointer {
+		base = base.Elem()
+	}
+	if base.Kind() != reflect.Struct && base.Kind() != reflect.Map {
+		t.fail("its arguments are %v: want a struct or a map (or NewRawTool)", in)
+		return
+	}
+	types := maps.Clone(typeSchemas)
+	addTypeSchemas(types, base, map[reflect.Type]bool{})
+	s, err := jsonschema.ForType(base, &jsonschema.ForOptions{TypeSchemas: types})
+	if err != nil {
+		t.fail("no schema can be derived from %v: %v", in, err)
+		return
+	}
+	raw, err := json.Marshal(s)
+	if err != nil {
+		t.fail("the schema of %v can't be encoded: %v", in, err)
+		return
+	}
+	t.setSchema(raw)
+}
+
+// typeSchemas are the types that encoding/json reads otherwise than their kind
+// says.
+var typeSchemas = map[reflect.Type]*jsonschema.Schema{
+	reflect.TypeFor[json.Number]():     {Type: "number"},
+	reflect.TypeFor[json.RawMessage](): {},
+	reflect.TypeFor[[]byte]():          {Type: "string", ContentEncoding: "base64"},
+	reflect.TypeFor[big.Int]():         {Type: "integer"},
+}
+
+// addTypeSchemas adds the types within t that read themselves from a text or,
+// without a field to tell of, from any JSON.
+func addTypeSchemas(types map[reflect.Type]*jsonschema.Schema, t reflect.Type, seen map[reflect.Type]bool) {
+	if seen[t] || types[t] != nil {
+		return
+	}
+	seen[t] = true
+	p := reflect.PointerTo(t)
+	if t.Kind() != reflect.Pointer && t.Kind() != reflect.Interface {
+		isJSON := p.Implements(reflect.TypeFor[json.Unmarshaler]())
+		switch {
+		case t.PkgPath() == "time" || t.PkgPath() == "log/slog" || t.PkgPath() == "math/big":
+			return // known to the library that derives
+		case isJSON && !hasField(t):
+			types[t] = &jsonschema.Schema{}
+			return
+		case !isJSON && p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()):
+			types[t] = &jsonschema.Schema{Type: "string"}
+			return
+		}
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if f := t.Field(i); f.IsExported() || f.Anonymous {
+				addTypeSchemas(types, f.Type, seen)
+			}
+		}
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		addTypeSchemas(types, t.Elem(), seen)
+	}
+}
+
+func hasField(t reflect.Type) bool {
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for i := range t.NumField() {
+		if t.Field(i).IsExported() {
+			return true
+		}
+	}
+	return false
+}
+
+// prepare returns args as one JSON object that matches the schema. Nothing,
+// null and an empty string are {}; a JSON string that holds an object is that
+// object; what isn't legal Unicode is repaired. Otherwise the bytes stay. The
+// error is an *argumentsError.
+func (s *schema) prepare(tool string, args json.RawMessage) (json.RawMessage, error) {
+	args, _, err := argumentsObject(args)
+	if err != nil {
+		return nil, s.refuse(tool, []violation{{message: err.Error()}})
+	}
+	if s.compiled == nil {
+		return args, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(args))
+	dec.UseNumber()
+	var doc any
+	if err := dec.Decode(&doc); err != nil {
+		return nil, s.refuse(tool, []violation{{message: err.Error()}})
+	}
+	if err := s.validate(doc); err != nil {
+		return nil, s.refuse(tool, s.violations(err, doc))
+	}
+	return args, nil
+}
+
+func (s *schema) validate(doc any) (err error) {
+	defer func() {
+		if p := recover(); p != nil { // a library's, over a stranger's value
+			err = fmt.Errorf("the arguments can't be validated: %v", p)
+		}
+	}()
+	return s.compiled.Validate(doc)
+}
+
+// argumentsObject finds the object in what a model sent as arguments.
+func argumentsObject(args []byte) (json.RawMessage, strictjson.Value, error) {
+	for unwrapped := false; ; {
+		args = bytes.Trim(args, " \t\r\n")
+		if len(args) == 0 {
+			return json.RawMessage("{}"), strictjson.Value{Kind: '{', Depth: 1}, nil
+		}
+		v, err := strictjson.Scan(args)
+		if err == nil && v.Has(strictjson.Surrogate, strictjson.Encoding) {
+			args, _ = strictjson.Repair(args)
+			v, err = strictjson.Scan(args)
+		}
+		if err != nil && unwrapped {
+			return nil, v, errors.New("got a string, want an object")
+		}
+		if err != nil {
+			return nil, v, err
+		}
+		switch {
+		case v.Kind == '{' && len(v.Problems) > 0:
+			return nil, v, &strictjson.Error{Problems: v.Problems}
+		case v.Kind == '{':
+			return args, v, nil
+		case v.Kind == 'n':
+			args = nil
+		case v.Kind == '"' && !unwrapped:
+			var text string
+			if err := json.Unmarshal(args, &text); err != nil {
+				return nil, v, err
+			}
+			args, unwrapped = []byte(text), true
+		default:
+			return nil, v, fmt.Errorf("got %s, want an object", kindName(v.Kind))
+		}
+	}
+}
+
+func kindName(first byte) string {
+	switch first {
+	case '[':
+		return "an array"
+	case '"':
+		return "a string"
+	case 't', 'f':
+		return "a boolean"
+	}
+	return "a number"
+}
+
+// maxWireDepth is how deep arguments may be nested in a request: parsers of
+// providers stop at 128 or so, of the whole body, and would refuse each later
+// request of the Run.
+const maxWireDepth = 100
+
+// wireArguments returns what a model sent as arguments as any provider takes
+// it back: the object that prepare finds in it, a string's and a repaired one
+// too, else {}. Arguments with a key twice, a number beyond a float64's or
+// nested more than 100 deep are {}, since some parser refuses each.
+func wireArguments(args []byte) json.RawMessage {
+	obj, v, err := argumentsObject(args)
+	if err != nil || v.Depth > maxWireDepth {
+		return json.RawMessage("{}")
+	}
+	return obj
+}
+
+// decode decodes validated arguments into a pointer to the Go type.
+func (s *schema) decode(tool string, args json.RawMessage, in any) error {
+	dec := json.NewDecoder(bytes.NewReader(args))
+	dec.UseNumber()
+	err := dec.Decode(in)
+	var te *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &te):
+		return s.refuse(tool, []violation{{path: te.Field, message: fmt.Sprintf("got %s, want a value of Go type %v", te.Value, te.Type)}})
+	}
+	return s.refuse(tool, []violation{{message: err.Error()}})
+}
+
+// A violation is one way in which arguments don't match.
+type violation struct {
+	path    string
+	message string
+	where   []string // JSON pointers to the parts of the schema that matter
+	nested  bool     // says why an alternative of the one before didn't match
+}
+
+// An argumentsError refuses the arguments of a call. Its message is for the
+// model: what was wrong, then the schema or the part that matters, together at
+// most 4,000 characters.
+type argumentsError struct{ message string }
+
+func (e *argumentsError) Error() string { return e.message }
+
+// Bounds within an argumentsError, in characters.
+const (
+	maxViolation  = 400  // of one
+	maxViolations = 2400 // of all of them, before "and N more"
+)
+
+func (s *schema) refuse(tool string, vs []violation) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Invalid arguments for %s:", clipChars(tool, 100))
+	used := 0
+	for i, v := range vs {
+		line := "\n- "
+		if v.nested {
+			line = "\n  - "
+		}
+		if v.path != "" {
+			line += clipChars(v.path, 200) + ": "
+		}
+		line = clipChars(line+v.message, maxViolation)
+		if used += utf8.RuneCountInString(line); used > maxViolations {
+			fmt.Fprintf(&b, "\n- … and %d more", len(vs)-i)
+			break
+		}
+		b.WriteString(line)
+	}
+	message := strings.ToValidUTF8(b.String(), "\ufffd")
+	return &argumentsError{clipChars(message+s.excerpt(vs, maxModelMessage-utf8.RuneCountInString(message)), maxModelMessage)}
+}
+
+// excerpt is the schema if it has at most room characters, else as many as fit
+// of the parts that matter, the first of them cut if it must be.
+func (s *schema) excerpt(vs []violation, room int) string {
+	if len(s.raw) == 0 {
+		return ""
+	}
+	const title = "\nSchema of the arguments: "
+	if room -= len(title); utf8.RuneCount(s.raw) <= room {
+		return title + string(s.raw)
+	}
+	var b strings.Builder
+	seen := map[string]bool{}
+	for _, v := range vs {
+		for _, at := range v.where {
+			part := s.part(at)
+			if seen[at] || part == nil {
+				continue
+			}
+			seen[at] = true
+			line := fmt.Sprintf("\nSchema, at #%s: %s", at, part)
+			n := utf8.RuneCountInString(line)
+			if n > room && b.Len() == 0 {
+				return clipChars(line, room)
+			}
+			if n <= room {
+				b.WriteString(line)
+				room -= n
+			}
+		}
+	}
+	if b.Len() == 0 {
+		return clipChars(title+string(s.raw), room)
+	}
+	return b.String()
+}
+
+// part is the subschema at a JSON pointer, nil if there is none.
+func (s *schema) part(pointer string) json.RawMessage {
+	at := s.raw
+	if pointer == "" {
+		return at
+	}
+	for _, tok := range strings.Split(pointer, "/")[1:] {
+		tok = strings.NewReplacer("~1", "/", "~0", "~").Replace(tok)
+		var object map[string]json.RawMessage
+		var array []json.RawMessage
+		switch i, err := strconv.Atoi(tok); {
+		case json.Unmarshal(at, &object) == nil:
+			at = object[tok]
+		case err == nil && json.Unmarshal(at, &array) == nil && i >= 0 && i < len(array):
+			at = array[i]
+		default:
+			return nil
+		}
+		if at == nil {
+			return nil
+		}
+	}
+	return at
+}
+
+// violations flattens a validation error, in an order that depends on nothing
+// but doc.
+func (s *schema) violations(err error, doc any) []violation {
+	var ve *validator.ValidationError
+	if !errors.As(err, &ve) {
+		return []violation{{message: err.Error()}}
+	}
+	return s.appendViolations(nil, ve, doc, false)
+}
+
+func (s *schema) appendViolations(vs []violation, e *validator.ValidationError, doc any, nested bool) []violation {
+	alternatives := false
+	switch e.ErrorKind.(type) {
+	case *kind.AnyOf, *kind.OneOf:
+		alternatives = true
+	}
+	if alternatives || len(e.Causes) == 0 {
+		v := violation{path: instancePath(e.InstanceLocation, doc), nested: nested}
+		v.message, v.where = s.explain(e)
+		vs = append(vs, v)
+	}
+	var causes []violation
+	for _, c := range sortedCauses(e.Causes) {
+		causes = s.appendViolations(causes, c, doc, nested || alternatives)
+	}
+	return append(vs, causes...)
+}
+
+func sortedCauses(causes []*validator.ValidationError) []*validator.ValidationError {
+	causes = slices.Clone(causes)
+	slices.SortStableFunc(causes, func(a, b *validator.ValidationError) int {
+		return cmp.Or(slices.Compare(a.InstanceLocation, b.InstanceLocation), strings.Compare(a.SchemaURL, b.SchemaURL),
+			slices.Compare(a.ErrorKind.KeywordPath(), b.ErrorKind.KeywordPath()))
+	})
+	return causes
+}
+
+// instancePath spells the way through doc as the rest of psych does.
+func instancePath(tokens []string, doc any) string {
+	path := ""
+	for _, tok := range tokens {
+		switch v := doc.(type) {
+		case []any:
+			i, err := strconv.Atoi(tok)
+			if err != nil || i < 0 || i >= len(v) {
+				return strictjson.Key(path, tok)
+			}
+			path, doc = strictjson.Index(path, i), v[i]
+		case map[string]any:
+			path, doc = strictjson.Key(path, tok), v[tok]
+		default:
+			return strictjson.Key(path, tok)
+		}
+	}
+	return path
+}
+
+// explain says what a violation is, and where in the schema to look.
+func (s *schema) explain(e *validator.ValidationError) (message string, where []string) {
+	_, fragment, _ := strings.Cut(e.SchemaURL, "#")
+	at, err := url.PathUnescape(fragment)
+	if err != nil {
+		at = ""
+	}
+	switch k := e.ErrorKind.(type) {
+	case *kind.Type:
+		return fmt.Sprintf("got %s, want %s", k.Got, strings.Join(k.Want, " or ")), []string{at}
+	case *kind.Required:
+		for _, m := range k.Missing {
+			where = append(where, at+"/properties/"+pointerToken(m))
+		}
+		return "missing " + properties(k.Missing), append(where, at)
+	case *kind.AdditionalProperties:
+		slices.Sort(k.Properties)
+		message = "unknown " + properties(k.Properties)
+		var known map[string]json.RawMessage
+		if json.Unmarshal(s.part(at+"/properties"), &known) == nil && len(known) > 0 {
+			message += "; known: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+		}
+		return message, []string{at}
+	case *kind.Enum:
+		return "got " + shownJSON(k.Got) + ", want one of " + someOf(k.Want), []string{at}
+	case *kind.Const:
+		return "got " + shownJSON(k.Got) + ", want " + shownJSON(k.Want), []string{at}
+	case *kind.Minimum:
+		return "got " + ratText(k.Got) + ", want at least " + ratText(k.Want), []string{at}
+	case *kind.Maximum:
+		return "got " + ratText(k.Got) + ", want at most " + ratText(k.Want), []string{at}
+	case *kind.ExclusiveMinimum:
+		return "got " + ratText(k.Got) + ", want more than " + ratText(k.Want), []string{at}
+	case *kind.ExclusiveMaximum:
+		return "got " + ratText(k.Got) + ", want less than " + ratText(k.Want), []string{at}
+	case *kind.MinLength:
+		return fmt.Sprintf("has %d characters, want at least %d", k.Got, k.Want), []string{at}
+	case *kind.MaxLength:
+		return fmt.Sprintf("has %d characters, want at most %d", k.Got, k.Want), []string{at}
+	case *kind.MinItems:
+		return fmt.Sprintf("has %d items, want at least %d", k.Got, k.Want), []string{at}
+	case *kind.MaxItems:
+		return fmt.Sprintf("has %d items, want at most %d", k.Got, k.Want), []string{at}
+	case *kind.Pattern:
+		return "got " + shownJSON(k.Got) + ", want a match of the pattern " + k.Want, []string{at}
+	case *kind.Format:
+		return "got " + shownJSON(k.Got) + ", want the format " + k.Want, []string{at}
+	case *kind.AnyOf:
+		return "matches none of the alternatives of anyOf", []string{at}
+	case *kind.OneOf:
+		if len(k.Subschemas) > 0 {
+			return fmt.Sprintf("matches more than one of the alternatives of oneOf: %v", k.Subschemas), []string{at}
+		}
+		return "matches none of the alternatives of oneOf", []string{at}
+	case *kind.Not:
+		return "matches what the schema forbids under not", []string{at}
+	case *kind.FalseSchema:
+		return "is not allowed here", []string{at}
+	}
+	bare := &validator.ValidationError{SchemaURL: e.SchemaURL, ErrorKind: e.ErrorKind}
+	return strings.TrimPrefix(bare.Error(), "at '': "), []string{at}
+}
+
+func pointerToken(key string) string { return strings.NewReplacer("~", "~0", "/", "~1").Replace(key) }
+
+func properties(names []string) string {
+	what := "property"
+	if len(names) > 1 {
+		what = "properties"
+	}
+	for i, n := range names {
+		if i > 0 {
+			what += ","
+		}
+		what += " " + strconv.Quote(clipChars(n, 80))
+		if len(what) > maxViolation {
+			break
+		}
+	}
+	return what
+}
+
+// someOf lists the first values, and says how many there are.
+func someOf(values []any) string {
+	var b strings.Builder
+	for i, v := range values {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if b.Len() > maxViolation/2 {
+			fmt.Fprintf(&b, "… (%d in all)", len(values))
+			break
+		}
+		b.WriteString(shownJSON(v))
+	}
+	return b.String()
+}
+
+// shownJSON is a value as JSON, clipped.
+func shownJSON(v any) string {
+	if s, ok := v.(string); ok {
+		return string(strictjson.AppendString(nil, clipChars(s, 60)))
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "a value"
+	}
+	return clipChars(string(b), 60)
+}
+
+func ratText(r *big.Rat) string {
+	if r.IsInt() {
+		return clipChars(r.Num().String(), 60)
+	}
+	f, _ := r.Float64()
+	return strconv.FormatFloat(f, 'g', -1, 64)
+}
