@@ -155,10 +155,10 @@ func (b *blobCheck) put(ctx context.Context, key psych.BlobKey, contentType stri
 func (b *blobCheck) putFrom(ctx context.Context, key psych.BlobKey, contentType string, r io.Reader, size int64) error {
 	info, err := b.Put(ctx, key, contentType, onlyReader{r})
 	if err != nil {
-		return fmt.Errorf("Put %s: %w", key, err)
+		return fmt.Errorf("put %s: %w", key, err)
 	}
 	if want := (psych.BlobInfo{Size: size, ContentType: contentType}); info != want {
-		return fmt.Errorf("Put %s returned %+v, want %+v", key, info, want)
+		return fmt.Errorf("put %s returned %+v, want %+v", key, info, want)
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ type onlyReader struct{ io.Reader }
 func read(ctx context.Context, s psych.BlobStore, key psych.BlobKey, offset, length int64) ([]byte, psych.BlobInfo, error) {
 	r, info, err := s.Open(ctx, key, offset, length)
 	if err != nil {
-		return nil, info, fmt.Errorf("Open %s from %d, %d bytes: %w", key, offset, length, err)
+		return nil, info, fmt.Errorf("open %s from %d, %d bytes: %w", key, offset, length, err)
 	}
 	data, err := io.ReadAll(r)
 	if err != nil {
@@ -191,17 +191,17 @@ func holds(ctx context.Context, s psych.BlobStore, key psych.BlobKey, contentTyp
 		return err
 	}
 	if err := sameBytes(got, want); err != nil {
-		return fmt.Errorf("Open %s: %w", key, err)
+		return fmt.Errorf("open %s: %w", key, err)
 	}
 	if info != wantInfo {
-		return fmt.Errorf("Open %s returned %+v, want %+v", key, info, wantInfo)
+		return fmt.Errorf("open %s returned %+v, want %+v", key, info, wantInfo)
 	}
 	info, err = s.Stat(ctx, key)
 	if err != nil {
-		return fmt.Errorf("Stat %s: %w", key, err)
+		return fmt.Errorf("stat %s: %w", key, err)
 	}
 	if info != wantInfo {
-		return fmt.Errorf("Stat %s returned %+v, want %+v", key, info, wantInfo)
+		return fmt.Errorf("stat %s returned %+v, want %+v", key, info, wantInfo)
 	}
 	return nil
 }
@@ -445,7 +445,7 @@ func putUnfinished(ctx context.Context, b *blobCheck) error {
 	key, old, data := b.key(), randomBytes(3000, 20), randomBytes(6<<20, 21)
 	for _, after := range []int{0, 3 << 20, len(data)} {
 		if err := b.Delete(ctx, key); err != nil {
-			return fmt.Errorf("Delete %s: %w", key, err)
+			return fmt.Errorf("delete %s: %w", key, err)
 		}
 		var seen error
 		r := &hookedReader{data: data, after: after, hook: func() { seen = missing(ctx, other, key) }}
@@ -507,12 +507,12 @@ func putConcurrentReaders(ctx context.Context, b *blobCheck) error {
 			return false, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("Open %s: %w", key, err)
+			return false, fmt.Errorf("open %s: %w", key, err)
 		}
 		defer r.Close()
 		want, ok := byType[info.ContentType]
 		if !ok || info.Size != int64(len(want)) {
-			return false, fmt.Errorf("Open %s returned %+v, which nobody wrote", key, info)
+			return false, fmt.Errorf("open %s returned %+v, which nobody wrote", key, info)
 		}
 		got, err := io.ReadAll(r)
 		want = want[min(offset, info.Size):]
@@ -520,7 +520,7 @@ func putConcurrentReaders(ctx context.Context, b *blobCheck) error {
 			got, want = got[:min(len(got), len(want))], want[:min(len(got), len(want))]
 		}
 		if err := sameBytes(got, want); err != nil {
-			return false, fmt.Errorf("Open %s, content type %s: %w", key, info.ContentType, err)
+			return false, fmt.Errorf("open %s, content type %s: %w", key, info.ContentType, err)
 		}
 		return err == nil, nil
 	}
@@ -699,7 +699,7 @@ func (b *blobCheck) ranges(ctx context.Context, size int, spans []span) error {
 			return err
 		}
 		if err := sameBytes(got, data[s.from:s.to]); err != nil {
-			return fmt.Errorf("Open from %d, %d bytes, of %d: %w", s.offset, s.length, size, err)
+			return fmt.Errorf("open from %d, %d bytes, of %d: %w", s.offset, s.length, size, err)
 		}
 	}
 	return nil
@@ -771,7 +771,7 @@ func openInfoWhole(ctx context.Context, b *blobCheck) error {
 			return err
 		}
 		if info != want {
-			return fmt.Errorf("Open from %d, %d bytes, returned %+v, want %+v", s.offset, s.length, info, want)
+			return fmt.Errorf("open from %d, %d bytes, returned %+v, want %+v", s.offset, s.length, info, want)
 		}
 	}
 	return nil
@@ -833,12 +833,12 @@ func openTwice(ctx context.Context, b *blobCheck) error {
 	}
 	one, _, err := b.Open(ctx, key, 0, -1)
 	if err != nil {
-		return fmt.Errorf("Open: %w", err)
+		return fmt.Errorf("open: %w", err)
 	}
 	defer one.Close()
 	two, _, err := b.Open(ctx, key, 1000, 100_000)
 	if err != nil {
-		return fmt.Errorf("Open again: %w", err)
+		return fmt.Errorf("open again: %w", err)
 	}
 	head := make([]byte, 1000)
 	if _, err := io.ReadFull(one, head); err != nil {
@@ -872,7 +872,7 @@ func (b *blobCheck) readAcross(ctx context.Context, what string, change func(key
 	}
 	r, _, err := b.Open(ctx, key, 0, -1)
 	if err != nil {
-		return fmt.Errorf("Open: %w", err)
+		return fmt.Errorf("open: %w", err)
 	}
 	defer r.Close()
 	got := make([]byte, 1000)
@@ -923,7 +923,7 @@ func deleteRemoves(ctx context.Context, b *blobCheck) error {
 	}
 	for i, call := range calls {
 		if err := b.Delete(ctx, callOf(run, call)); err != nil {
-			return fmt.Errorf("Delete: %w", err)
+			return fmt.Errorf("delete: %w", err)
 		}
 		if err := missing(ctx, b, callOf(run, call)); err != nil {
 			return fmt.Errorf("after Delete: %w", err)
@@ -947,7 +947,7 @@ func deleteAbsent(ctx context.Context, b *blobCheck) error {
 	}
 	for _, key := range keys {
 		if err := b.Delete(ctx, key); err != nil {
-			return fmt.Errorf("Delete %s, which is not there: %w", key, err)
+			return fmt.Errorf("delete %s, which is not there: %w", key, err)
 		}
 	}
 	return nil
@@ -963,7 +963,7 @@ func deleteRunRemoves(ctx context.Context, b *blobCheck) error {
 			}
 		}
 		if err := b.DeleteRun(ctx, run); err != nil {
-			return fmt.Errorf("DeleteRun: %w", err)
+			return fmt.Errorf("delete run: %w", err)
 		}
 		for _, call := range calls {
 			if err := missing(ctx, b, callOf(run, call)); err != nil {
@@ -985,7 +985,7 @@ func deleteRunMany(ctx context.Context, b *blobCheck) error {
 		return err
 	}
 	if err := b.DeleteRun(ctx, run); err != nil {
-		return fmt.Errorf("DeleteRun: %w", err)
+		return fmt.Errorf("delete run: %w", err)
 	}
 	return concurrently(n, func(i int) error {
 		key := callOf(run, fmt.Sprintf("c%d", i))
@@ -1050,7 +1050,7 @@ func deleteRunIsolated(ctx context.Context, b *blobCheck) error {
 		}
 	}
 	if err := b.DeleteRun(ctx, run); err != nil {
-		return fmt.Errorf("DeleteRun: %w", err)
+		return fmt.Errorf("delete run: %w", err)
 	}
 	if err := missing(ctx, b, callOf(run, "c1")); err != nil {
 		return fmt.Errorf("after DeleteRun: %w", err)
@@ -1067,7 +1067,7 @@ func deleteRunAbsent(ctx context.Context, b *blobCheck) error {
 	run := b.run()
 	for range 2 {
 		if err := b.DeleteRun(ctx, run); err != nil {
-			return fmt.Errorf("DeleteRun of a Run without blobs: %w", err)
+			return fmt.Errorf("delete run of a Run without blobs: %w", err)
 		}
 	}
 	if err := b.put(ctx, callOf(run, "c1"), "x/y", []byte("x")); err != nil {
@@ -1075,7 +1075,7 @@ func deleteRunAbsent(ctx context.Context, b *blobCheck) error {
 	}
 	for range 2 {
 		if err := b.DeleteRun(ctx, run); err != nil {
-			return fmt.Errorf("DeleteRun: %w", err)
+			return fmt.Errorf("delete run: %w", err)
 		}
 	}
 	return b.DeleteRun(ctx, b.runOf(run.Tenant))
@@ -1092,7 +1092,7 @@ func (b *blobCheck) foreign(ctx context.Context, key psych.BlobKey, others []psy
 			return fmt.Errorf("with a blob at %s: %w", key, err)
 		}
 		if err := b.Delete(ctx, other); err != nil {
-			return fmt.Errorf("Delete %s, which is not there: %w", other, err)
+			return fmt.Errorf("delete %s, which is not there: %w", other, err)
 		}
 		if err := holds(ctx, b, key, "x/y", data); err != nil {
 			return fmt.Errorf("after Delete of %s: %w", other, err)
@@ -1187,7 +1187,7 @@ func callsApart(ctx context.Context, b *blobCheck) error {
 	}
 	for i := 0; i < len(calls); i += 2 {
 		if err := b.Delete(ctx, callOf(run, calls[i])); err != nil {
-			return fmt.Errorf("Delete %q: %w", calls[i], err)
+			return fmt.Errorf("delete %q: %w", calls[i], err)
 		}
 	}
 	return concurrently(len(calls), func(i int) error {

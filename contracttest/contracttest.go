@@ -39,7 +39,8 @@ type Fixture[P any] struct {
 	Port P
 
 	// Open returns a second, independent handle on the same backend, as another
-	// process would have it. Nil when there is none: rules then use Port alone.
+	// process would have it. The fixture closes it in the end. Nil when there
+	// is none: rules then use Port alone.
 	Open func(ctx context.Context) (P, error)
 
 	// Reopen closes every handle and opens the backend anew from what is

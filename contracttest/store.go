@@ -125,7 +125,7 @@ func (w *world) second() psych.Store {
 // reopen goes on with what is durable.
 func (w *world) reopen() {
 	w.ok(w.f.reopen(w.ctx), "reopen")
-	w.Store = w.f.Port
+	w.Store, w.other = w.f.Port, nil
 }
 
 // eventually polls an index, which may lag, a bounded number of times.

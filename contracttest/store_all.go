@@ -121,7 +121,7 @@ func storeRules() []Rule[psych.Store] {
 				u, strings.ToLower(u), strings.ToUpper(u), u + "/b", u + "%2Fb", u + "%2fb", u + `\b`, u + "\x00", u + "\x00b", u + "%00",
 				u + "#", u + "#b", u + ":b", u + " ", " " + u, u + ".", u + "..", "../" + u, "/" + u, u + "/", u + "/../" + u, u + "\n", u + "'--", u + "*", u + "_", u + "%",
 				u + "é", u + "e\u0301", u + "日本", u + "🙂", u + "\u202e",
-				u + strings.Repeat("x", 128-len(u)), strings.Repeat("é", (128-len(u))/2) + u,
+				u + strings.Repeat("x", 128-len(u)), u + strings.Repeat("x", 127-len(u)), u + strings.Repeat("x", 127-len(u)) + "y", strings.Repeat("é", (128-len(u))/2) + u,
 				".", "..", "/", "\x00", "CON",
 			}
 			id := w.key().RunID
@@ -239,7 +239,7 @@ func work(w *world, s psych.Store, key psych.RunKey, info psych.RunInfo, batches
 			return err
 		}
 		if diff := entriesDiff(page.Entries, b.Entries); diff != "" {
-			return errors.New("Read of what was just appended: " + diff)
+			return fmt.Errorf("in a Read of what was just appended: %s", diff)
 		}
 		pos = end
 
@@ -252,7 +252,7 @@ func work(w *world, s psych.Store, key psych.RunKey, info psych.RunInfo, batches
 			return err
 		}
 		if !slices.ContainsFunc(notes, func(o psych.Note) bool { return o.ID == n.ID && bytes.Equal(o.Data, n.Data) }) {
-			return errors.New("Pending lacks a note that was just posted")
+			return errors.New("a note that was just posted does not wait")
 		}
 		if err := s.Settle(ctx, shared, []psych.Note{n}); err != nil {
 			return err
@@ -265,7 +265,7 @@ func work(w *world, s psych.Store, key psych.RunKey, info psych.RunInfo, batches
 			return err
 		}
 		if !bytes.Equal(got, doc) {
-			return errors.New("GetDoc returned other bytes than were just put")
+			return errors.New("a document that was just put has other bytes")
 		}
 		if _, _, err := s.Due(ctx, now, "", 10); err != nil {
 			return err

@@ -268,11 +268,15 @@ func (d *driver) invoke(ctx context.Context, j *job) *ToolCallFinished {
 		e.Outcome = Failed
 	}
 	e.Result, err = d.capture(ctx, res, resultSegment(id, d.epoch))
+	var body *bodyError
 	switch {
 	case errors.Is(err, ErrNoBlobStore):
 		return failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its result is larger than the %d bytes that a record holds, and this deployment has no BlobStore. Ask for less", CodeNoBlobStore, resultRoom))
-	case err != nil:
-		return failure(id, "", fmt.Errorf("the tool ran, but its result could not be taken in: %w", err))
+	case errors.As(err, &body):
+		return failure(id, "", fmt.Errorf("the tool ran, but its result could not be read: %w", body.err))
+	case err != nil: // whose text is of addresses, which are not the model's business
+		d.log.ErrorContext(ctx, "a result can't be stored", "call", id, "err", err)
+		return failure(id, "", errors.New("the tool ran, but its result could not be stored"))
 	}
 	// The head of a page stands before its text.
 	e.Page = j.tool.opts.Pages && e.Result.Ref == nil && e.Result.Chars <= PageChars+1000
@@ -291,7 +295,8 @@ func (d *driver) capture(ctx context.Context, res *Result, segment string) (p Pa
 	seeker, again := res.Body.(io.Seeker)
 	err = repeat(ctx, func() error {
 		p, err = capture(ctx, res.Body, res.ContentType, resultRoom, d.rt.o.Blobs, d.blobKey(segment))
-		if err != nil && !again {
+		var body *bodyError // the tool's own reader failed, and would again
+		if err != nil && (!again || errors.As(err, &body)) {
 			return errors.Join(err, errOnce)
 		}
 		if err != nil && !certain(err) {
@@ -311,8 +316,16 @@ var errOnce = fmt.Errorf("psych: the result can be read once: %w", ErrInvalid)
 func (d *driver) result(ctx context.Context, j *job) (*Result, error) {
 	if j.read != nil {
 		w, err := readOutput(ctx, &j.read.done.Result, d.rt.o.Blobs, d.key, j.q)
-		if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrInvalid), ctx.Err() != nil:
 			return nil, err
+		default: // whose text is of addresses, which are not the model's business
+			d.log.ErrorContext(ctx, "an output can't be read", "call", j.read.id, "err", err)
+			if errors.Is(err, ErrNotFound) {
+				return nil, fmt.Errorf("the bytes of %s are gone: they were deleted behind the log", handleOf(j.read.id))
+			}
+			return nil, fmt.Errorf("the bytes of %s can't be read now; try again later", handleOf(j.read.id))
 		}
 		return Text(w.answer()), nil
 	}

@@ -173,6 +173,14 @@ func TestPutSyncs(t *testing.T) {
 	if !slices.Equal(synced, want) {
 		t.Errorf("Put synced\n%q, want\n%q", synced, want)
 	}
+	if err := s.Delete(t.Context(), testKey); err != nil {
+		t.Fatal(err)
+	}
+	synced = nil
+	put(t, s, testKey, "data")
+	if want := slices.Concat([]string{"temporary"}, above); !slices.Equal(synced, want) {
+		t.Errorf("a second Put synced\n%q, want\n%q", synced, want)
+	}
 	synced = nil
 	if err := s.Delete(t.Context(), testKey); err != nil {
 		t.Fatal(err)
@@ -264,6 +272,13 @@ func TestReaderMisbehaves(t *testing.T) {
 		s.Put(t.Context(), testKey, "", readFunc(func([]byte) (int, error) { panic("boom") }))
 	}()
 	wantBlob(t, s, testKey, "old")
+	other := testKey
+	other.Tenant = "other"
+	_, err = s.Put(t.Context(), other, "", iotest.ErrReader(io.ErrUnexpectedEOF))
+	wantErr(t, err, io.ErrUnexpectedEOF)
+	if left, err := os.ReadDir(root); err != nil || len(left) != 1 {
+		t.Errorf("the root holds %v, %v, want the tenant with a blob alone", left, err)
+	}
 	if left := temporaries(t, root); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}

@@ -89,7 +89,7 @@ func (p *program) command() *cobra.Command {
 	root.AddCommand(p.runCommand(), p.specCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Prints which version this is",
-		Args:  arguments(0, ""),
+		Args:  arguments(0, "none"),
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(p.stdout, "psych", version())
 			return err
@@ -111,7 +111,7 @@ func group(c *cobra.Command) {
 		if len(args) > 0 {
 			what = fmt.Sprintf("unknown command %.80q", args[0])
 		}
-		return use("%s: want %s of %s; %s --help says more", what, c.CommandPath(), strings.Join(names, ", "), c.CommandPath())
+		return use("%s: want one of %s; %s --help says more", what, strings.Join(names, ", "), c.CommandPath())
 	}
 	c.Args = cobra.ArbitraryArgs
 }
@@ -123,10 +123,7 @@ func arguments(n int, names string) cobra.PositionalArgs {
 		if len(args) == n {
 			return nil
 		}
-		if n == 0 {
-			names = "none"
-		}
-		return use("%s got %d arguments: want %s; put a message in quotes", c.CommandPath(), len(args), names)
+		return use("%s got %d arguments: want %s", c.CommandPath(), len(args), names)
 	}
 }
 

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -29,7 +32,7 @@ func (p *program) runCommand() *cobra.Command {
 (-: standard input), drives it to its end, and prints what happens and a report.
 
 Exit codes: 0 completed, 1 failed, aborted, exhausted or interrupted, 2 wrong use.`,
-		Args: arguments(2, "SPEC and MESSAGE"),
+		Args: arguments(2, "SPEC and MESSAGE, the message in quotes"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return p.runSpec(c.Context(), &f, args[0], args[1])
 		},
@@ -132,11 +135,22 @@ func (p *program) print(rep *psych.Report, asJSON bool) error {
 		}
 		return rep.WriteText(p.stdout)
 	}
-	enc := json.NewEncoder(p.stdout)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(rep)
+	if err := enc.Encode(rep); err != nil {
+		return err
+	}
+	_, err := p.stdout.Write(controls.ReplaceAllFunc(b.Bytes(), func(c []byte) []byte {
+		r, _ := utf8.DecodeRune(c)
+		return fmt.Appendf(nil, `\u%04x`, r)
+	}))
+	return err
 }
+
+// controls are what drives a terminal and encoding/json does not escape.
+var controls = regexp.MustCompile(`[\x{7f}-\x{9f}]`)
 
 // ended is nil for a completed Run, and else says why it is not.
 func ended(rep *psych.Report, err error) error {

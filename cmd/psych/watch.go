@@ -41,13 +41,14 @@ func (w *watcher) observe(o psych.Observation) {
 		if e.Code != "" {
 			what += " (" + e.Code + ")"
 		}
+		what += fmt.Sprintf(", %d bytes", e.Result.Size)
 		switch {
 		case e.Result.Ref != nil:
 			what += ", kept in the blob store"
 		case e.Outcome != psych.Succeeded:
 			what += ": " + short(&e.Result)
 		}
-		w.printf("← %s %d bytes, %s", e.Call, e.Result.Size, what)
+		w.printf("← %s %s", e.Call, what)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // Bounds of a pattern. Matching costs at most its program's length a byte.
 const (
 	maxPattern = 1000 // bytes
-	maxProgram = 4000 // instructions
+	maxProgram = 2500 // instructions
 )
 
 // A Pattern is an RE2 expression that is matched against one line at a time,
@@ -71,9 +71,9 @@ func Compile(expr string) (*Pattern, error) {
 
 // instructions estimates the length of re's program, before it is made.
 func instructions(re *syntax.Regexp) int {
-	n := 1 + len(re.Rune)
-	if re.Op == syntax.OpCharClass {
-		n = 1
+	n := 1
+	if re.Op == syntax.OpLiteral {
+		n = len(re.Rune)
 	}
 	for _, sub := range re.Sub {
 		n += instructions(sub)

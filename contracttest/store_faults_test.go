@@ -7,9 +7,9 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
-// A fake is a Store with some of its methods broken. The zero value of the
-// rest forwards to the Store that it wraps.
-type fake struct {
+// A storeFaults is a sound Store whose methods a fake puts others before. The zero
+// value of each forwards to the embedded Store.
+type storeFaults struct {
 	psych.Store
 
 	// For every method, by its name: what it makes of its context, key or
@@ -53,7 +53,7 @@ func or[F any](broken, truth F, isBroken bool) F {
 	return truth
 }
 
-func (f *fake) enter(method string, ctx context.Context, key psych.RunKey) (context.Context, psych.RunKey) {
+func (f *storeFaults) enter(method string, ctx context.Context, key psych.RunKey) (context.Context, psych.RunKey) {
 	if f.ctx != nil {
 		ctx = f.ctx(method, ctx)
 	}
@@ -66,92 +66,92 @@ func (f *fake) enter(method string, ctx context.Context, key psych.RunKey) (cont
 	return ctx, key
 }
 
-func (f *fake) leave(method string, err error) error {
+func (f *storeFaults) leave(method string, err error) error {
 	if f.err != nil {
 		return f.err(method, err)
 	}
 	return err
 }
 
-func (f *fake) Append(ctx context.Context, key psych.RunKey, after psych.Pos, b psych.Batch) (psych.Pos, error) {
+func (f *storeFaults) Append(ctx context.Context, key psych.RunKey, after psych.Pos, b psych.Batch) (psych.Pos, error) {
 	ctx, key = f.enter("Append", ctx, key)
 	pos, err := or(f.append, f.Store.Append, f.append != nil)(ctx, key, after, b)
 	return pos, f.leave("Append", err)
 }
 
-func (f *fake) Read(ctx context.Context, key psych.RunKey, after psych.Pos, limit int) (psych.Page, error) {
+func (f *storeFaults) Read(ctx context.Context, key psych.RunKey, after psych.Pos, limit int) (psych.Page, error) {
 	ctx, key = f.enter("Read", ctx, key)
 	page, err := or(f.read, f.Store.Read, f.read != nil)(ctx, key, after, limit)
 	return page, f.leave("Read", err)
 }
 
-func (f *fake) Head(ctx context.Context, key psych.RunKey) (psych.Pos, error) {
+func (f *storeFaults) Head(ctx context.Context, key psych.RunKey) (psych.Pos, error) {
 	ctx, key = f.enter("Head", ctx, key)
 	pos, err := or(f.head, f.Store.Head, f.head != nil)(ctx, key)
 	return pos, f.leave("Head", err)
 }
 
-func (f *fake) CreateRun(ctx context.Context, info psych.RunInfo) (psych.RunInfo, bool, error) {
+func (f *storeFaults) CreateRun(ctx context.Context, info psych.RunInfo) (psych.RunInfo, bool, error) {
 	ctx, info.Key = f.enter("CreateRun", ctx, info.Key)
 	got, created, err := or(f.create, f.Store.CreateRun, f.create != nil)(ctx, info)
 	return got, created, f.leave("CreateRun", err)
 }
 
-func (f *fake) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, error) {
+func (f *storeFaults) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, error) {
 	ctx, key = f.enter("GetRun", ctx, key)
 	info, err := or(f.get, f.Store.GetRun, f.get != nil)(ctx, key)
 	return info, f.leave("GetRun", err)
 }
 
-func (f *fake) Post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
+func (f *storeFaults) Post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
 	ctx, key = f.enter("Post", ctx, key)
 	return f.leave("Post", or(f.post, f.Store.Post, f.post != nil)(ctx, key, n, due))
 }
 
-func (f *fake) Pending(ctx context.Context, key psych.RunKey) ([]psych.Note, error) {
+func (f *storeFaults) Pending(ctx context.Context, key psych.RunKey) ([]psych.Note, error) {
 	ctx, key = f.enter("Pending", ctx, key)
 	notes, err := or(f.pending, f.Store.Pending, f.pending != nil)(ctx, key)
 	return notes, f.leave("Pending", err)
 }
 
-func (f *fake) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note) error {
+func (f *storeFaults) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note) error {
 	ctx, key = f.enter("Settle", ctx, key)
 	return f.leave("Settle", or(f.settle, f.Store.Settle, f.settle != nil)(ctx, key, notes))
 }
 
-func (f *fake) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
+func (f *storeFaults) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	ctx, key = f.enter("Claim", ctx, key)
 	l, err := or(f.claim, f.Store.Claim, f.claim != nil)(ctx, key, owner, token, now, ttl)
 	return l, f.leave("Claim", err)
 }
 
-func (f *fake) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
+func (f *storeFaults) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	ctx, l.Key = f.enter("Renew", ctx, l.Key)
 	r, err := or(f.renew, f.Store.Renew, f.renew != nil)(ctx, l, now, ttl)
 	return r, f.leave("Renew", err)
 }
 
-func (f *fake) Release(ctx context.Context, l psych.Lease, dueAt time.Time, status string) error {
+func (f *storeFaults) Release(ctx context.Context, l psych.Lease, dueAt time.Time, status string) error {
 	ctx, l.Key = f.enter("Release", ctx, l.Key)
 	return f.leave("Release", or(f.release, f.Store.Release, f.release != nil)(ctx, l, dueAt, status))
 }
 
-func (f *fake) Defer(ctx context.Context, info psych.RunInfo, now, to time.Time) error {
+func (f *storeFaults) Defer(ctx context.Context, info psych.RunInfo, now, to time.Time) error {
 	ctx, info.Key = f.enter("Defer", ctx, info.Key)
 	return f.leave("Defer", or(f.deferTo, f.Store.Defer, f.deferTo != nil)(ctx, info, now, to))
 }
 
-func (f *fake) DeleteRun(ctx context.Context, key psych.RunKey, now time.Time) error {
+func (f *storeFaults) DeleteRun(ctx context.Context, key psych.RunKey, now time.Time) error {
 	ctx, key = f.enter("DeleteRun", ctx, key)
 	return f.leave("DeleteRun", or(f.delete, f.Store.DeleteRun, f.delete != nil)(ctx, key, now))
 }
 
-func (f *fake) PurgeRun(ctx context.Context, key psych.RunKey, now time.Time) error {
+func (f *storeFaults) PurgeRun(ctx context.Context, key psych.RunKey, now time.Time) error {
 	ctx, key = f.enter("PurgeRun", ctx, key)
 	return f.leave("PurgeRun", or(f.purge, f.Store.PurgeRun, f.purge != nil)(ctx, key, now))
 }
 
-func (f *fake) Due(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RunKey, string, error) {
+func (f *storeFaults) Due(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RunKey, string, error) {
 	if f.ctx != nil {
 		ctx = f.ctx("Due", ctx)
 	}
@@ -159,18 +159,18 @@ func (f *fake) Due(ctx context.Context, now time.Time, cursor string, limit int)
 	return keys, next, f.leave("Due", err)
 }
 
-func (f *fake) ListRuns(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error) {
+func (f *storeFaults) ListRuns(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error) {
 	ctx, key := f.enter("ListRuns", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
 	runs, next, err := or(f.list, f.Store.ListRuns, f.list != nil)(ctx, key.Tenant, cursor, limit)
 	return runs, next, f.leave("ListRuns", err)
 }
 
-func (f *fake) PutDoc(ctx context.Context, tenant string, d psych.Digest, data []byte) error {
+func (f *storeFaults) PutDoc(ctx context.Context, tenant string, d psych.Digest, data []byte) error {
 	ctx, key := f.enter("PutDoc", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
 	return f.leave("PutDoc", or(f.putDoc, f.Store.PutDoc, f.putDoc != nil)(ctx, key.Tenant, d, data))
 }
 
-func (f *fake) GetDoc(ctx context.Context, tenant string, d psych.Digest) ([]byte, error) {
+func (f *storeFaults) GetDoc(ctx context.Context, tenant string, d psych.Digest) ([]byte, error) {
 	ctx, key := f.enter("GetDoc", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
 	data, err := or(f.getDoc, f.Store.GetDoc, f.getDoc != nil)(ctx, key.Tenant, d)
 	return data, f.leave("GetDoc", err)
