@@ -41,8 +41,8 @@ type BlobInfo struct {
 	ContentType string
 }
 
-// A BlobStore keeps payloads. Its methods may be called concurrently. An
-// illegal key is ErrInvalid; a blob of another tenant or Run is ErrNotFound,
+// A BlobStore keeps payloads. Its methods may be called concurrently, and look
+// at ctx before they act. A content type is at most 255 bytes. An illegal key is ErrInvalid; a blob of another tenant or Run is ErrNotFound,
 // like one that never was. contracttest.BlobStoreRules checks it.
 type BlobStore interface {
 	// Put stores r until EOF and replaces what was there, whole: a concurrent

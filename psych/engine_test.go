@@ -3,6 +3,7 @@ package psych_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -228,11 +229,7 @@ var echo = psych.NewTool("echo", "Repeats a text.", func(_ context.Context, _ *p
 	Text  string `json:"text"`
 	Times int    `json:"times,omitempty"`
 }) (string, error) {
-	out := in.Text
-	for range in.Times - 1 {
-		out += in.Text
-	}
-	return out, nil
+	return strings.Repeat(in.Text, max(in.Times, 1)), nil
 }, nil)
 
 func TestRunWithATool(t *testing.T) {

@@ -19,7 +19,7 @@ var (
 	// The call certainly had no effect.
 
 	ErrNotFound     = errors.New("psych: not found")           // no such Run, document or blob; also another tenant's
-	ErrConflict     = errors.New("psych: conflict")            // the head, request or inbox is not what the caller named
+	ErrConflict     = errors.New("psych: conflict")            // the head, ref, request or inbox is not what the caller named
 	ErrLeaseHeld    = errors.New("psych: lease held")          // another owner's lease has not expired
 	ErrLeaseLost    = errors.New("psych: lease lost")          // the epoch is no longer the current one
 	ErrTooLarge     = errors.New("psych: too large")           // over MaxAppendBytes, MaxNoteBytes or MaxMessageBytes

@@ -243,7 +243,8 @@ type Runs interface {
 
 	// Post looks at the header (ErrNotFound if there is none, and nothing is
 	// put), puts a note into the inbox, then increments Posted and moves DueAt
-	// to due if it is later or zero, whoever holds the lease. When it returns,
+	// to due if it is later or zero, whoever holds the lease; a zero due is
+	// ErrInvalid. When it returns,
 	// the note is durable and the Run is due. If it fails in between, the note
 	// may be there or not; the caller posts it again. When MaxPending notes
 	// wait it returns ErrInboxFull (concurrent posts may pass the bound by
@@ -282,7 +283,7 @@ type Runs interface {
 	Release(ctx context.Context, l Lease, dueAt time.Time, status string) error
 
 	// Defer sets the DueAt of a Run that is due, or whose lease has expired, to
-	// a later time, if the header's Epoch, Owner, Until, DueAt and Posted are
+	// a later time (one that is not after now is ErrInvalid), if the header's Epoch, Owner, Until, DueAt and Posted are
 	// still as info says; ErrConflict otherwise. It frees an expired lease.
 	// The sweep calls it before it wakes a Run.
 	Defer(ctx context.Context, info RunInfo, now, to time.Time) error
@@ -302,13 +303,18 @@ type Runs interface {
 	PurgeRun(ctx context.Context, key RunKey, now time.Time) error
 }
 
-// An Index lists Runs. It may lag behind the headers: a caller believes a
+// An Index lists Runs and refs. It may lag behind them: a caller believes a
 // header. contracttest.StoreRules checks it.
 type Index interface {
 	// Due lists Runs whose DueAt, lease expiry or retention is not after now,
-	// in no order, across tenants, at most limit (from 1) a call. Go on with
-	// next until it is "". A cursor that Due did not return is ErrInvalid.
+	// in no order, across tenants, at most limit a call. Go on with next until
+	// it is "". A limit under 1, and a cursor that Due did not return, are
+	// ErrInvalid; so for DueRefs and ListRuns.
 	Due(ctx context.Context, now time.Time, cursor string, limit int) (keys []RunKey, next string, err error)
+
+	// DueRefs lists refs whose After is not after now, across tenants, as Due
+	// lists Runs. A caller believes the ref.
+	DueRefs(ctx context.Context, now time.Time, cursor string, limit int) (refs []RefKey, next string, err error)
 
 	// ListRuns lists a tenant's Runs by CreatedAt, newest first.
 	ListRuns(ctx context.Context, tenant, cursor string, limit int) (runs []RunInfo, next string, err error)
@@ -326,6 +332,80 @@ type Docs interface {
 	GetDoc(ctx context.Context, tenant string, d Digest) ([]byte, error)
 }
 
+// MaxRefName bounds the name of a ref, in bytes.
+const MaxRefName = 512
+
+// A RefKey addresses a Ref.
+type RefKey struct{ Tenant, Name string }
+
+func (k RefKey) String() string { return fmt.Sprintf("%q/%q", k.Tenant, k.Name) }
+
+// Check returns an error matching ErrInvalid unless k is a legal key: a tenant
+// as [CheckTenant] has it and a Name of 1 to MaxRefName bytes of valid UTF-8,
+// in which any character is legal. Adapters call it first.
+func (k RefKey) Check() error {
+	if err := CheckTenant(k.Tenant); err != nil {
+		return err
+	}
+	switch {
+	case k.Name == "" || len(k.Name) > MaxRefName:
+		return fmt.Errorf("psych: ref name of %d bytes: want 1 to %d: %w", len(k.Name), MaxRefName, ErrInvalid)
+	case !utf8.ValidString(k.Name):
+		return fmt.Errorf("psych: ref name %q is not valid UTF-8: %w", k.Name, ErrInvalid)
+	}
+	return nil
+}
+
+// A Ref points at a document.
+type Ref struct {
+	Doc   Digest
+	Seq   int64     // 1 as it is created, one more with each swap
+	After time.Time // when the sweep should look at it again, kept to the microsecond; zero: never
+}
+
+// Equal reports whether r and o are one ref: times are compared as instants, to
+// the microsecond.
+func (r Ref) Equal(o Ref) bool {
+	return r.Doc == o.Doc && r.Seq == o.Seq && r.After.IsZero() == o.After.IsZero() &&
+		r.After.Truncate(time.Microsecond).Equal(o.After.Truncate(time.Microsecond))
+}
+
+// CheckSwap returns an error matching ErrInvalid unless r may take the place of
+// old: old is the zero Ref or has a Seq from 1, and r.Seq is one more.
+// Adapters call it first.
+func (r Ref) CheckSwap(old Ref) error {
+	switch {
+	case old.Seq < 0 || old.Seq == 0 && !old.Equal(Ref{}):
+		return fmt.Errorf("psych: swap of a ref with seq %d: want the zero Ref, or a seq from 1: %w", old.Seq, ErrInvalid)
+	case r.Seq != old.Seq+1:
+		return fmt.Errorf("psych: swap of a ref with seq %d for one with seq %d: want seq %d: %w", old.Seq, r.Seq, old.Seq+1, ErrInvalid)
+	}
+	return nil
+}
+
+// Refs keeps small named pointers of a tenant that change by compare-and-swap,
+// such as that to the current manifest of a catalogue. A ref is never removed.
+// contracttest.StoreRules checks it.
+type Refs interface {
+	// GetRefs reads refs of one tenant, by name, each consistent with every
+	// acknowledged SwapRef, in few requests; not all as of one moment. The
+	// answer holds those that exist and no others, however many are asked for
+	// and whatever a batch of the backend left unprocessed. A name may be
+	// asked for twice; no names, no refs.
+	GetRefs(ctx context.Context, tenant string, names []string) (map[string]Ref, error)
+
+	// SwapRef puts next in place of old, in one conditional write. An old that
+	// is the zero Ref says that there is none yet. next.Seq is old.Seq+1, so
+	// that no ref is ever the same again; otherwise ErrInvalid.
+	//
+	// If the ref is not old, in any field, it returns ErrConflict and changes
+	// nothing, unless the ref is next, when it succeeds: so a swap whose answer
+	// was lost is repeated. Once it has been swapped again, the repetition is
+	// ErrConflict, and GetRefs tells more. Of N concurrent swaps of one old for
+	// different refs one wins.
+	SwapRef(ctx context.Context, tenant, name string, old, next Ref) error
+}
+
 // A Store is all of them. Its methods may be called concurrently, and look at
 // ctx before they act. What needs less takes less: a report takes a Log and
 // Docs.
@@ -334,6 +414,7 @@ type Store interface {
 	Runs
 	Index
 	Docs
+	Refs
 }
 
 // As finds an optional ability T in a port p or in what p wraps, along methods

@@ -49,6 +49,7 @@ func New(o *Options) *Store {
 type tenant struct {
 	runs map[string]*run
 	docs map[psych.Digest][]byte
+	refs map[string]psych.Ref
 }
 
 // A run is what is kept of a Run. Without a header it may have a log all the
@@ -92,7 +93,7 @@ func (s *Store) header(key psych.RunKey) (*run, error) {
 func (s *Store) tenant(name string) *tenant {
 	t := s.tenants[name]
 	if t == nil {
-		t = &tenant{runs: make(map[string]*run), docs: make(map[psych.Digest][]byte)}
+		t = &tenant{runs: make(map[string]*run), docs: make(map[psych.Digest][]byte), refs: make(map[string]psych.Ref)}
 		s.tenants[name] = t
 	}
 	return t
@@ -561,6 +562,7 @@ func (s *Store) PurgeRun(ctx context.Context, key psych.RunKey, now time.Time) e
 const (
 	dueCursor  = "d"
 	listCursor = "l"
+	refCursor  = "r"
 )
 
 func badCursor(cursor string) error {

@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"testing"
 
@@ -23,7 +24,7 @@ func TestRegister(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := []byte("{}")
-	hash := psych.Digest{1}
+	hash := psych.Digest(sha256.Sum256(data))
 	if err := one.PutDoc(ctx, "t", hash, data); err != nil {
 		t.Fatal(err)
 	}
