@@ -23,7 +23,8 @@ type job struct {
 	call *call
 	tool *Tool
 	args json.RawMessage
-	read *call // of read_tool_output: the call whose output is asked for
+	read *Payload // of read_tool_output: the output that is asked for
+	from string   // its handle
 	q    OutputQuery
 }
 
@@ -131,8 +132,11 @@ var readTool = &Tool{def: readToolOutputDef, opts: ToolOptions{Idempotent: true,
 // tool finds what a name means: a built-in, or a code tool that the Version
 // grants and this worker has.
 func (d *driver) tool(name string) *Tool {
-	if name == readTool.def.Name {
+	switch {
+	case name == readTool.def.Name:
 		return readTool
+	case name == loadSkillName && len(d.version.Spec.Skills) > 0:
+		return skillTool(d.version.Spec.Skills)
 	}
 	for i := range d.version.CodeTools {
 		if d.version.CodeTools[i].Name == name {
@@ -176,11 +180,11 @@ func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
 	if err != nil {
 		return fail(CodeArguments, err.Error())
 	}
-	read, ok := d.state.output(handle)
-	if !ok {
+	of, read := d.state.output(handle)
+	if of == nil {
 		return fail(CodeInvalidHandle, fmt.Sprintf("%s: %.80q is no output of this conversation.", CodeInvalidHandle, handle))
 	}
-	j.read, j.q = read, q
+	j.read, j.from, j.q = read, handle, q
 	return j, nil
 }
 
@@ -197,6 +201,7 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 	defer cancel()
 	began := time.Now()
 	done := make(chan *ToolCallFinished, 1)
+	outs := &callOutputs{ctx: d.store, d: d, call: j.call.id}
 	go func() {
 		e := failure(j.call.id, CodePanic, errors.New("the tool ended its goroutine"))
 		defer func() { // also where a tool calls runtime.Goexit
@@ -205,7 +210,7 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 			}
 			done <- e
 		}()
-		e = d.invoke(ctx, j)
+		e = d.invoke(ctx, j, outs)
 	}()
 	var e *ToolCallFinished
 	select {
@@ -233,17 +238,34 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 		}
 		end.result.Result = newPayload("text/plain", []byte(text))
 	}
+	d.attach(end, outs)
 	end.result.Milliseconds = time.Since(began).Milliseconds()
 	return end
+}
+
+// attach adds what a call attached to its result, however it ended. What was
+// to be kept and could not be makes it a failure.
+func (d *driver) attach(end *toolEnd, outs *callOutputs) {
+	at, lost, err := outs.finish(d.state.limits.OutputsRequired, int(end.result.Result.Size))
+	switch id := end.call.id; {
+	case len(lost) > 0:
+		end.result = failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its outputs %.1000q are larger than the %d bytes that a record holds, and this deployment has no BlobStore", CodeNoBlobStore, lost, resultRoom))
+	case err != nil:
+		d.log.ErrorContext(d.ctx, "an attachment can't be stored", "call", id, "err", err)
+		if end.result.Outcome == Succeeded {
+			end.result = failure(id, "", errors.New("the tool ran, but not all of its outputs could be stored"))
+		}
+	}
+	end.result.Attachments = append(end.result.Attachments, at...)
 }
 
 // resultRoom is what of a result stays in its record.
 const resultRoom = MaxRecordBytes - 4096
 
 // invoke runs the tool and takes in what it returned.
-func (d *driver) invoke(ctx context.Context, j *job) *ToolCallFinished {
+func (d *driver) invoke(ctx context.Context, j *job, outs *callOutputs) *ToolCallFinished {
 	id := j.call.id
-	res, err := d.result(ctx, j)
+	res, err := d.result(ctx, j, outs)
 	var panicked *panicError
 	var arguments *argumentsError
 	switch {
@@ -267,13 +289,13 @@ func (d *driver) invoke(ctx context.Context, j *job) *ToolCallFinished {
 	if res.IsError {
 		e.Outcome = Failed
 	}
-	e.Result, err = d.capture(ctx, res, resultSegment(id, d.epoch))
+	e.Result, err = d.capture(ctx, res, id, outs)
 	var body *bodyError
 	switch {
 	case errors.Is(err, ErrNoBlobStore):
 		return failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its result is larger than the %d bytes that a record holds, and this deployment has no BlobStore. Ask for less", CodeNoBlobStore, resultRoom))
 	case errors.As(err, &body):
-		return failure(id, "", fmt.Errorf("the tool ran, but its result could not be read: %w", body.err))
+		return failure(id, "", fmt.Errorf("the tool ran, but its result could not be read to its end: %w", body.err))
 	case err != nil: // whose text is of addresses, which are not the model's business
 		d.log.ErrorContext(ctx, "a result can't be stored", "call", id, "err", err)
 		return failure(id, "", errors.New("the tool ran, but its result could not be stored"))
@@ -290,42 +312,77 @@ func failure(id, code string, err error) *ToolCallFinished {
 }
 
 // capture takes in a result, and tries again what failed for a moment where
-// the result can be read again.
-func (d *driver) capture(ctx context.Context, res *Result, segment string) (p Payload, err error) {
+// the result can be read again. Of a body that fails, or whose time is over, in
+// the middle, what came before is kept as an attachment.
+func (d *driver) capture(ctx context.Context, res *Result, id string, outs *callOutputs) (p Payload, err error) {
 	seeker, again := res.Body.(io.Seeker)
+	segment := resultSegment(id, d.epoch)
+	body := &partial{ctx: ctx, r: res.Body}
 	err = repeat(ctx, func() error {
-		p, err = capture(ctx, res.Body, res.ContentType, resultRoom, d.rt.o.Blobs, d.blobKey(segment))
-		var body *bodyError // the tool's own reader failed, and would again
-		if err != nil && (!again || errors.As(err, &body)) {
+		p, err = capture(d.store, body, res.ContentType, resultRoom, d.rt.o.Blobs, d.blobKey(segment))
+		var broken *bodyError
+		switch {
+		case err == nil || certain(err):
+			return err
+		case !again || errors.As(err, &broken):
 			return errors.Join(err, errOnce)
 		}
-		if err != nil && !certain(err) {
-			if _, serr := seeker.Seek(0, io.SeekStart); serr != nil {
-				return errors.Join(err, errOnce)
-			}
+		if _, serr := seeker.Seek(0, io.SeekStart); serr != nil {
+			return errors.Join(err, errOnce)
 		}
+		body.err = nil
 		return err
 	})
+	if err == nil && body.err != nil {
+		if p.Size > 0 {
+			outs.add("partial result", p)
+		}
+		return Payload{}, &bodyError{body.err}
+	}
 	return p, err
+}
+
+// A partial body ends where its reader fails, and says why.
+type partial struct {
+	ctx context.Context
+	r   io.Reader
+	err error
+}
+
+func (b *partial) Read(p []byte) (int, error) {
+	if b.err == nil {
+		b.err = b.ctx.Err()
+	}
+	if b.err != nil {
+		return 0, io.EOF
+	}
+	n, err := b.r.Read(p)
+	if err != nil && err != io.EOF {
+		b.err, err = err, io.EOF
+	}
+	return n, err
 }
 
 // errOnce makes repeat try once: it counts as certain.
 var errOnce = fmt.Errorf("psych: the result can be read once: %w", ErrInvalid)
 
 // result calls the tool, or reads an output.
-func (d *driver) result(ctx context.Context, j *job) (*Result, error) {
+func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result, error) {
 	if j.read != nil {
-		w, err := readOutput(ctx, &j.read.done.Result, d.rt.o.Blobs, d.key, j.q)
+		w, err := readOutput(ctx, j.read, d.rt.o.Blobs, d.key, j.q)
 		switch {
 		case err == nil:
 		case errors.Is(err, ErrInvalid), ctx.Err() != nil:
 			return nil, err
 		default: // whose text is of addresses, which are not the model's business
-			d.log.ErrorContext(ctx, "an output can't be read", "call", j.read.id, "err", err)
-			if errors.Is(err, ErrNotFound) {
-				return nil, fmt.Errorf("the bytes of %s are gone: they were deleted behind the log", handleOf(j.read.id))
+			d.log.ErrorContext(ctx, "an output can't be read", "handle", j.from, "err", err)
+			if errors.Is(err, errLetGo) {
+				return nil, fmt.Errorf("of %s only a preview was kept: there is no more to read", j.from)
 			}
-			return nil, fmt.Errorf("the bytes of %s can't be read now; try again later", handleOf(j.read.id))
+			if errors.Is(err, ErrNotFound) {
+				return nil, fmt.Errorf("the bytes of %s are gone: they were deleted behind the log", j.from)
+			}
+			return nil, fmt.Errorf("the bytes of %s can't be read now; try again later", j.from)
 		}
 		return Text(w.answer()), nil
 	}
@@ -334,6 +391,7 @@ func (d *driver) result(ctx context.Context, j *job) (*Result, error) {
 		Run:      d.key, Scope: d.info.Scope,
 		IdempotencyKey: d.idempotencyKey(j.call.id),
 		Log:            d.log.With("call", j.call.id, "tool", j.call.asked.Name),
+		outputs:        outs,
 	}
 	return j.tool.invoke(ctx, c)
 }

@@ -22,7 +22,6 @@ type sleeper struct {
 	mu      sync.Mutex
 	running int
 	most    int
-	alone   bool // never beside another
 	ran     []string
 }
 

@@ -162,12 +162,21 @@ func decodeNote(run RunKey, n Note) (Event, error) {
 func (*Unknown) payloads() []*Payload            { return nil }
 func (*RunAdmitted) payloads() []*Payload        { return nil }
 func (*AttemptStarted) payloads() []*Payload     { return nil }
-func (e *UserMessage) payloads() []*Payload      { return []*Payload{&e.Text} }
+func (e *UserMessage) payloads() []*Payload      { return withAttachments(&e.Text, e.Attachments) }
 func (*ModelCallFailed) payloads() []*Payload    { return nil }
 func (*ToolCallStarted) payloads() []*Payload    { return nil }
-func (e *ToolCallFinished) payloads() []*Payload { return []*Payload{&e.Result} }
+func (e *ToolCallFinished) payloads() []*Payload { return withAttachments(&e.Result, e.Attachments) }
 func (*AbortRequested) payloads() []*Payload     { return nil }
 func (*ExchangeClosed) payloads() []*Payload     { return nil }
+
+func withAttachments(p *Payload, at []Attachment) []*Payload {
+	ps := make([]*Payload, 1, 1+len(at))
+	ps[0] = p
+	for i := range at {
+		ps = append(ps, &at[i].Output)
+	}
+	return ps
+}
 
 func (e *ModelCallStarted) payloads() []*Payload {
 	if e.Memory == nil {

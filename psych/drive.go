@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+	"unicode/utf8"
 )
 
 // DriveOptions of one Drive. Nil and the zero value work.
@@ -138,6 +139,7 @@ type driver struct {
 	pending []written
 	tail    *Tail // of the open turn, the same for each try
 	waited  *ModelCallFailed
+	full    bool  // the context is full: the next model call trims it
 	bad     error // the exchange ended since the model asked for a foreign output
 	timer   *time.Timer
 	began   time.Time // of the last turn, by the real clock
@@ -444,38 +446,66 @@ func (d *driver) emit(e Event) error {
 }
 
 // fit encodes a record, and moves its largest payloads to the BlobStore until
-// it is within MaxRecordBytes.
+// it is within MaxRecordBytes. If references alone are too many, their previews
+// and indexes go, largest first: they can be read again.
 func (d *driver) fit(rec *Record) ([]byte, error) {
+	payloads := rec.Event.payloads()
+	for _, p := range payloads {
+		d.cutEnds(p)
+	}
 	for {
 		data, err := encodeRecord(rec)
 		if err != nil || len(data) <= MaxRecordBytes {
 			return data, err
 		}
-		var largest *Payload
+		var largest *Payload // of those inline, and then of references
 		at := 0
-		for i, p := range rec.Event.payloads() {
-			if p.Ref == nil && (largest == nil || p.Size > largest.Size) {
+		for i, p := range payloads {
+			if p.frameSize() > minOffload && (largest == nil || p.Ref == nil && largest.Ref != nil || (p.Ref == nil) == (largest.Ref == nil) && p.frameSize() > largest.frameSize()) {
 				largest, at = p, i
 			}
 		}
-		if largest == nil || largest.Size < minOffload {
+		switch {
+		case largest == nil:
 			return nil, fmt.Errorf("psych: %s of run %s takes %d bytes without what a BlobStore could keep: want at most %d: %w", rec.Event.Kind(), d.key, len(data), MaxRecordBytes, ErrTooLarge)
-		}
-		if err := d.offload(largest, segment(rec, at)); err != nil {
-			return nil, fmt.Errorf("psych: %s of run %s takes %d bytes: %w", rec.Event.Kind(), d.key, len(data), err)
+		case largest.letGo():
+			largest.Ref.Head = firstChars(largest.Ref.Head, minPreviewChars)
+			largest.Ref.Tail = lastChars(largest.Ref.Tail, minPreviewChars)
+		case largest.Ref != nil:
+			largest.Ref.Head, largest.Ref.Tail, largest.Ref.Index = nil, nil, nil
+		default:
+			size := largest.Size
+			if err := d.offload(largest, segment(rec, at)); err != nil {
+				return nil, fmt.Errorf("psych: %s of run %s takes %d bytes: %w", rec.Event.Kind(), d.key, len(data), err)
+			}
+			d.cutEnds(largest)
+			if int64(largest.frameSize()) >= size/2 {
+				largest.Ref.Head, largest.Ref.Tail, largest.Ref.Index = nil, nil, nil
+			}
 		}
 	}
 }
 
-// minOffload is the least payload that a reference is smaller than, with its
-// head, tail and index.
-const minOffload = 2*4*MaxPreviewChars + 8<<10
+// cutEnds leaves of a reference's ends what this Version's previews show.
+func (d *driver) cutEnds(p *Payload) {
+	if p.Ref != nil {
+		n := max(d.state.limits.PreviewChars, maxFailureChars)
+		p.Ref.Head, p.Ref.Tail = firstChars(p.Ref.Head, n), lastChars(p.Ref.Tail, n)
+	}
+}
+
+// minOffload is the least payload that a bare reference is clearly smaller
+// than, and more than the least preview of what was let go.
+const minOffload = 2*utf8.UTFMax*minPreviewChars + 1
 
 // segment names a payload of a record in the BlobStore, apart from any other
 // write's.
 func segment(rec *Record, payload int) string {
 	switch e := rec.Event.(type) {
 	case *ToolCallFinished:
+		if payload > 0 {
+			return fmt.Sprintf("%s.%s.%d", e.Call, e.Attachments[payload-1].Slot, rec.Attempt)
+		}
 		return resultSegment(e.Call, rec.Attempt)
 	case *ModelCallFinished:
 		calls := 0
@@ -766,6 +796,9 @@ func (d *driver) timeForTurn() bool {
 func (d *driver) retry(f *ModelCallFailed) (Outcome, error) {
 	s := d.state
 	switch {
+	case f.Overflow && !s.exchange.trimmed && len(s.trimContext()) > 0:
+		d.full, d.waited = true, f
+		return 0, nil
 	case f.Overflow:
 		return 0, d.close(StatusExhausted, "context", "the context window of the model is full: "+f.Message)
 	case !f.Transient:

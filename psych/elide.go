@@ -1,7 +1,7 @@
 package psych
 
 import (
-	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"unicode/utf8"
@@ -10,122 +10,302 @@ import (
 // maxFailureChars is what the model sees of a tool's own failure.
 const maxFailureChars = 500
 
-// A view is what the model sees of one result.
-type view struct {
-	head, tail []byte // all of it if tail is nil
-	note       string // between them, or behind head
-	guide      string // behind tail
+// A part is one text of a call's answer: its result, or an attachment. What
+// the model sees of it follows from the records alone, and changes at most
+// twice: once it is trimmed, it is never touched again.
+type part struct {
+	call    *call
+	at      *Attachment // nil: the result
+	p       *Payload
+	elided  bool // set once, when the batch is whole
+	trimmed bool // set by the model call that said so
+	shown   int  // estimated tokens of what the model sees
 }
 
-func (v view) append(b []byte) []byte {
-	b = append(b, v.head...)
-	b = append(b, v.note...)
-	b = append(b, v.tail...)
-	return append(b, v.guide...)
+// makeParts lists the texts of a call that has its result.
+func (c *call) makeParts() {
+	c.parts = make([]part, 1, 1+len(c.done.Attachments))
+	c.parts[0] = part{call: c, p: &c.done.Result}
+	for i := range c.done.Attachments {
+		a := &c.done.Attachments[i]
+		c.parts = append(c.parts, part{call: c, at: a, p: &a.Output})
+	}
 }
 
-func (v view) tokens() int {
-	return estimate(utf8.RuneCount(v.head) + utf8.RuneCount(v.tail) + utf8.RuneCountInString(v.note) + utf8.RuneCountInString(v.guide))
+func (x *part) handle() string {
+	if x.at == nil {
+		return outputPrefix + x.call.id
+	}
+	return outputPrefix + x.call.id + "_" + x.at.Slot
 }
 
 // estimate is the estimated tokens of so many characters. It never falls as
 // bytes are appended, and is never used for metering.
 func estimate(chars int) int { return (chars + 3) / 4 }
 
-// elide decides, once, which results of a whole batch the model sees as
-// previews. It is a function of the records alone. An offloaded result always
-// is; under the per-result threshold together, nothing else is; otherwise each
-// at or over it, and then the largest, ties in the order of the calls, until
-// what the model sees is under the threshold of a batch.
+// elide decides, once, which parts of a whole batch the model sees as previews.
+// What lies in the BlobStore always is; under the per-result threshold
+// together, nothing else is; otherwise each part at or over it, and then the
+// largest, ties in the order of the calls, until what the model sees is under
+// the threshold of a batch. It looks at sizes alone, never at the bytes.
 func (s *state) elide(b *batch) {
 	total := 0
-	var candidates []*call
+	var candidates []*part
 	for _, c := range b.calls {
-		small := s.preview(c)
-		c.elided = c.done.Result.Ref != nil && small != nil
-		if c.elided {
-			c.shown = small.tokens()
-		} else {
-			c.shown = s.inFull(c)
-			if small != nil && small.tokens() < c.shown {
-				candidates = append(candidates, c)
+		c.makeParts()
+		for i := range c.parts {
+			x := &c.parts[i]
+			x.shown = s.inFull(x)
+			if small := s.asPreview(x); small > 0 && small < x.shown && !c.done.Page {
+				if x.p.Ref != nil {
+					x.elided, x.shown = true, small
+				} else {
+					candidates = append(candidates, x)
+				}
+			}
+			total += x.shown
+		}
+	}
+	if total >= s.limits.LargeResultTokens {
+		slices.SortStableFunc(candidates, func(x, y *part) int { return y.shown - x.shown })
+		for _, x := range candidates {
+			if x.shown < s.limits.LargeResultTokens && total < s.limits.BatchResultTokens {
+				break
+			}
+			x.elided = true
+			total -= x.shown
+			x.shown = s.asPreview(x)
+			total += x.shown
+		}
+	}
+	for _, c := range b.calls {
+		for i := range c.parts {
+			if x := &c.parts[i]; x.shown > s.limits.HistoryResultTokens {
+				s.large = append(s.large, x)
 			}
 		}
-		total += c.shown
-	}
-	if total < s.limits.LargeResultTokens {
-		return
-	}
-	slices.SortStableFunc(candidates, func(x, y *call) int { return y.shown - x.shown })
-	for _, c := range candidates {
-		if c.shown < s.limits.LargeResultTokens && total < s.limits.BatchResultTokens {
-			break
-		}
-		c.elided = true
-		total -= c.shown
-		c.shown = s.preview(c).tokens()
-		total += c.shown
 	}
 }
 
-// inFull is the estimated tokens of a result that is not elided.
-func (s *state) inFull(c *call) int {
-	p := &c.done.Result
-	if c.done.Outcome == Succeeded && !p.Binary {
-		return p.tokens()
+// inFull is the estimated tokens of a part that is not elided.
+func (s *state) inFull(x *part) int {
+	head := utf8.RuneCount(s.appendHeader(nil, x))
+	switch done := x.call.done; {
+	case x.at != nil && done.Outcome != Succeeded:
+		return estimate(head)
+	case x.p.Binary:
+		return estimate(head + utf8.RuneCount(appendBinary(nil, x)))
+	case done.Outcome == Failed && !byPsych(done.Code):
+		return estimate(head + min(int(x.p.Chars), maxFailureChars))
 	}
-	return s.view(c).tokens()
+	return estimate(head + int(x.p.Chars))
 }
 
-// preview is the short view of a result, or nil if there is none: of failures,
-// of pages of readers, of binary results, and where head and tail would
-// show everything.
-func (s *state) preview(c *call) *view {
-	p := &c.done.Result
+// asPreview is the estimated tokens of a part's preview, or 0 where it has
+// none: a failure, what is binary, and where head and tail would show
+// everything.
+func (s *state) asPreview(x *part) int {
+	if x.call.done.Outcome != Succeeded || x.p.Binary || x.p.Chars <= int64(2*s.limits.PreviewChars) {
+		return 0
+	}
+	head, tail := s.ends(x)
+	around := s.appendGuide(s.appendLeftOut(s.appendHeader(nil, x), x), x)
+	return estimate(head + tail + utf8.RuneCount(around))
+}
+
+// ends is how many characters a preview shows from each end. Of what was let
+// go, there may be less than the Spec asks for.
+func (s *state) ends(x *part) (head, tail int) {
 	n := s.limits.PreviewChars
-	if c.done.Outcome != Succeeded || p.Binary || c.done.Page || p.Chars <= int64(2*n) {
+	if x.p.letGo() {
+		return min(n, utf8.RuneCount(x.p.Ref.Head)), min(n, utf8.RuneCount(x.p.Ref.Tail))
+	}
+	return n, n
+}
+
+// appendAnswer appends what the model sees of a call: one text of all its
+// parts, for which s.fetch has been called. Parts in trims are shown as if they
+// were trimmed.
+func (s *state) appendAnswer(b []byte, c *call, trims map[*part]bool) []byte {
+	for i := range c.parts {
+		x := &c.parts[i]
+		b = s.appendHeader(b, x)
+		switch done := c.done; {
+		case x.at != nil && done.Outcome != Succeeded: // its handle is listed
+		case x.trimmed || trims[x]:
+			b = s.appendTrimmed(b, x)
+		case x.elided:
+			b = s.appendPreview(b, x)
+		case x.p.Binary:
+			b = appendBinary(b, x)
+		case done.Outcome == Failed && !byPsych(done.Code):
+			b = append(b, showNULs(firstChars(x.p.begin(), maxFailureChars))...)
+		default:
+			b = append(b, showNULs(x.p.begin())...)
+		}
+	}
+	return b
+}
+
+// appendHeader appends the line that stands before an attachment.
+func (s *state) appendHeader(b []byte, x *part) []byte {
+	a := x.at
+	if a == nil {
+		return b
+	}
+	b = fmt.Appendf(b, "\n\n[attachment %q, %s, %d bytes, handle %q", a.Name, x.p.ContentType, x.p.Size, x.handle())
+	if a.Truncated {
+		b = append(b, ", cut"...)
+		if a.Observed > 0 {
+			b = fmt.Appendf(b, ": %d bytes were written", a.Observed)
+		}
+	}
+	if x.p.letGo() {
+		b = append(b, ", of which a preview alone was kept"...)
+	}
+	return append(b, "]\n"...)
+}
+
+func appendBinary(b []byte, x *part) []byte {
+	return fmt.Appendf(b, "[%s, %d bytes, binary. It can't be shown as text; handle %q.]", x.p.ContentType, x.p.Size, x.handle())
+}
+
+func (s *state) appendPreview(b []byte, x *part) []byte {
+	head, tail := x.p.Inline, x.p.Inline
+	if x.p.Ref != nil {
+		head, tail = x.p.Ref.Head, x.p.Ref.Tail
+	}
+	h, t := s.ends(x)
+	b = s.appendLeftOut(append(b, showNULs(firstChars(head, h))...), x)
+	return s.appendGuide(append(b, showNULs(lastChars(tail, t))...), x)
+}
+
+func (s *state) appendLeftOut(b []byte, x *part) []byte {
+	head, tail := s.ends(x)
+	return fmt.Appendf(b, "\n… %d characters left out …\n", x.p.Chars-int64(head+tail))
+}
+
+func (s *state) appendGuide(b []byte, x *part) []byte {
+	b = fmt.Appendf(b, "\n[%s, %d characters, %d lines. ", x.p.ContentType, x.p.Chars, x.p.Lines)
+	if x.p.letGo() {
+		return append(b, "No more than this was kept.]"...)
+	}
+	return fmt.Appendf(b, "Read it with %s, handle %q.]", readToolOutputDef.Name, x.handle())
+}
+
+// appendTrimmed is what is left of a part of an earlier exchange: its preview,
+// or for a page of a stored output what to read it again with.
+func (s *state) appendTrimmed(b []byte, x *part) []byte {
+	if name := x.call.asked.Name; name == readToolOutputDef.Name {
+		args := wireArguments(x.call.asked.Arguments.Inline)
+		return fmt.Appendf(b, "[The answer of %s was here. Read it again with %.500s]", name, args)
+	}
+	return s.appendPreview(b, x)
+}
+
+// fetch reads what is shown of parts that lie in the BlobStore and is not in
+// the record: a preview's ends, or all of an attachment that is so short that
+// a preview would show it whole.
+func (s *state) fetch(ctx context.Context, c *call, blobs BlobStore) error {
+	for i := range c.parts {
+		x := &c.parts[i]
+		if x.p.Ref == nil || x.p.letGo() || x.p.Ref.Head != nil || x.p.Binary || x.at != nil && c.done.Outcome != Succeeded {
+			continue
+		}
+		limit := x.p.Size
+		if x.elided || x.at == nil {
+			limit = int64(max(s.limits.PreviewChars, maxFailureChars) * utf8.UTFMax)
+		}
+		head, err := x.p.read(ctx, blobs, s.run, 0, limit)
+		if err != nil {
+			return err
+		}
+		tail := head
+		if limit < x.p.Size {
+			if tail, err = x.p.read(ctx, blobs, s.run, x.p.Size-limit, limit); err != nil {
+				return err
+			}
+		}
+		x.p.Ref.Head, x.p.Ref.Tail = head, tail
+	}
+	return nil
+}
+
+// saving is by how many estimated tokens trimming makes a part smaller. The
+// text of a skill is never trimmed.
+func (s *state) saving(x *part) int {
+	small := s.asPreview(x)
+	switch {
+	case x.trimmed || x.elided || x.call.done.Outcome != Succeeded || x.call.asked.Name == loadSkillName:
+		return 0
+	case x.call.asked.Name == readToolOutputDef.Name:
+		small = estimate(utf8.RuneCount(s.appendTrimmed(nil, x)))
+	case small == 0:
+		return 0
+	}
+	return max(0, x.shown-small)
+}
+
+// trimHistory chooses what is trimmed as an exchange opens: parts of the
+// exchanges before it that exceed the threshold of history, if that saves more
+// than a minimum in all.
+func (s *state) trimHistory() []*part {
+	var trims []*part
+	saved := 0
+	for _, x := range s.large {
+		if x.call.turn <= s.turn && x.call.exchange < s.exchanges {
+			if n := s.saving(x); n > 0 {
+				trims = append(trims, x)
+				saved += n
+			}
+		}
+	}
+	if saved <= s.limits.HistoryMinSavingTokens {
 		return nil
 	}
-	head, tail := p.Inline, p.Inline
-	if p.Ref != nil {
-		head, tail = p.Ref.Head, p.Ref.Tail
-	}
-	return &view{
-		head:  showNULs(firstChars(head, n)),
-		note:  fmt.Sprintf("\n… %d characters left out …\n", p.Chars-int64(2*n)),
-		tail:  showNULs(lastChars(tail, n)),
-		guide: fmt.Sprintf("\n[%s, %d characters, %d lines. Read it with %s, handle %q.]", p.ContentType, p.Chars, p.Lines, readToolOutputDef.Name, handleOf(c.id)),
-	}
+	return trims
 }
 
-// view is what the model sees of a result, now and in every later request.
-// It needs no read: what is not elided is inline.
-func (s *state) view(c *call) view {
-	p := &c.done.Result
-	switch {
-	case c.elided:
-		return *s.preview(c)
-	case p.Binary:
-		return view{note: fmt.Sprintf("[%s, %d bytes, binary. It can't be shown as text; handle %q.]", p.ContentType, p.Size, handleOf(c.id))}
-	case c.done.Outcome == Failed && !byPsych(c.done.Code):
-		body := p.Inline
-		if p.Ref != nil {
-			body = p.Ref.Head
+// trimContext chooses what is trimmed since the context is full: all of the
+// turns before the last.
+func (s *state) trimContext() []*part {
+	var trims []*part
+	for _, b := range s.batches {
+		if b == nil || b.turn == s.lastBatchTurn() {
+			continue
 		}
-		return view{head: showNULs(firstChars(body, maxFailureChars))}
-	default:
-		body := p.Inline
-		if p.Ref != nil {
-			body = p.Ref.Head // of a result so short that its head is all of it
+		for _, c := range b.calls {
+			for i := range c.parts {
+				if x := &c.parts[i]; s.saving(x) > 0 {
+					trims = append(trims, x)
+				}
+			}
 		}
-		return view{head: showNULs(body)}
 	}
+	return trims
+}
+
+// lastBatchTurn is the turn whose results the next model call answers to, or 0
+// if it answers to a message.
+func (s *state) lastBatchTurn() int {
+	if n := len(s.history); n > 0 && s.history[n-1].said == nil && s.history[n-1].results != nil {
+		return s.history[n-1].results.turn
+	}
+	return 0
 }
 
 // byPsych reports whether the text of a failure is psych's own, which is
 // bounded where it is made.
 func byPsych(code string) bool {
 	return code == CodeArguments || code == CodeUnknownTool || code == CodeNoBlobStore
+}
+
+// begin is p's first bytes, as far as they are at hand.
+func (p *Payload) begin() []byte {
+	if p.Ref != nil {
+		return p.Ref.Head
+	}
+	return p.Inline
 }
 
 func firstChars(b []byte, n int) []byte {
@@ -150,14 +330,4 @@ func lastChars(b []byte, n int) []byte {
 		i -= size
 	}
 	return b[i:]
-}
-
-// text is the whole view as one string.
-func (v view) text() string {
-	if v.tail == nil && v.note == "" && v.guide == "" {
-		return string(v.head)
-	}
-	var b bytes.Buffer
-	b.Grow(len(v.head) + len(v.tail) + len(v.note) + len(v.guide))
-	return string(v.append(b.AvailableBuffer()))
 }

@@ -2,6 +2,7 @@ package psych
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ type state struct {
 	memory   *Payload
 
 	history []item
+	large   []*part             // over the threshold of history, and not trimmed
 	batches []*batch            // by turn, from 1 at index 0; nil without calls
 	wireIDs map[string]struct{} // provider ids that are on the wire
 	notes   map[string]struct{} // ids of delivered notes
@@ -48,6 +50,7 @@ type exchange struct {
 	turns    int
 	tokens   int64
 	begun    bool // a model was called
+	trimmed  bool // since the context was full
 	aborting bool
 }
 
@@ -57,19 +60,20 @@ type batch struct {
 	stop  StopReason
 	calls []*call
 	open  int // without a result
+	item  int // index of the results in the history
 }
 
 // A call is one tool call of the Run.
 type call struct {
-	id      string // psych's
-	wireID  string // what the provider is sent
-	turn    int
-	asked   *Asked
-	started time.Time // of the last start; zero: none
-	attempt int64     // of the last start
-	done    *ToolCallFinished
-	elided  bool // set once, when the batch is whole
-	shown   int  // estimated tokens of what the model sees
+	id       string // psych's
+	wireID   string // what the provider is sent
+	turn     int
+	exchange int // counted from 1
+	asked    *Asked
+	started  time.Time // of the last start; zero: none
+	attempt  int64     // of the last start
+	done     *ToolCallFinished
+	parts    []part // once the batch is whole
 }
 
 // An item is a message of the history: a user's, an answer, or the results of
@@ -218,6 +222,23 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 	if err != nil {
 		return err
 	}
+	trims := make([]*part, len(e.Trimmed))
+	for i, handle := range e.Trimmed {
+		if trims[i] = s.part(handle); trims[i] == nil {
+			return s.corrupt(r, UnknownCall, "%.80q was trimmed, which is no output of this Run", handle)
+		}
+	}
+	for _, x := range trims {
+		x.trimmed = true
+	}
+	if len(trims) > 0 {
+		s.large = slices.DeleteFunc(s.large, func(x *part) bool { return x.trimmed })
+	}
+	for _, b := range e.Breaks {
+		if b.Cause == ContextTrimmed {
+			s.exchange.trimmed = true
+		}
+	}
 	s.wire = mark
 	if e.Turn != s.turn {
 		s.turn, s.tries = e.Turn, 0
@@ -295,7 +316,7 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 	b := &batch{turn: e.Turn, stop: e.Stop}
 	for i := range e.Blocks {
 		if a := e.Blocks[i].Call; a != nil {
-			c := &call{id: callID(e.Turn, len(b.calls)+1), turn: e.Turn, asked: a}
+			c := &call{id: callID(e.Turn, len(b.calls)+1), turn: e.Turn, exchange: s.exchanges, asked: a}
 			c.wireID = s.wireID(c)
 			b.calls = append(b.calls, c)
 		}
@@ -322,19 +343,48 @@ func callID(turn, position int) string {
 }
 
 // outputPrefix begins every handle: the handle of a call's result is "out_"
-// and the call's id.
+// and the call's id, that of an attachment has "_" and its slot behind it.
 const outputPrefix = "out_"
 
-func handleOf(callID string) string { return outputPrefix + callID }
-
-// output finds the call whose result a handle names, among this Run's alone.
-func (s *state) output(handle string) (*call, bool) {
+// output finds the output that a handle names, among this Run's alone, with
+// the call that it is of.
+func (s *state) output(handle string) (*call, *Payload) {
 	id, ok := strings.CutPrefix(handle, outputPrefix)
 	if !ok {
-		return nil, false
+		return nil, nil
+	}
+	slot, attached := "", false
+	if i := strings.IndexByte(id, '_'); i >= 0 {
+		var position string
+		position, slot, attached = strings.Cut(id[i+1:], "_")
+		id = id[:i+1] + position
 	}
 	c := s.call(id)
-	return c, c != nil && c.done != nil
+	if c == nil || c.done == nil {
+		return nil, nil
+	}
+	if !attached {
+		return c, &c.done.Result
+	}
+	for i := range c.done.Attachments {
+		if a := &c.done.Attachments[i]; a.Slot == slot {
+			return c, &a.Output
+		}
+	}
+	return nil, nil
+}
+
+// part finds the part that a handle names.
+func (s *state) part(handle string) *part {
+	c, p := s.output(handle)
+	if c != nil {
+		for i := range c.parts {
+			if c.parts[i].p == p {
+				return &c.parts[i]
+			}
+		}
+	}
+	return nil
 }
 
 // call finds a call by psych's id.
@@ -429,7 +479,7 @@ func (s *state) toolCallFinished(r *Record, e *ToolCallFinished) error {
 	case e.Outcome == Succeeded && c.asked.Name == readToolOutputDef.Name:
 		handle, _, err := parseReadArgs(c.asked.Arguments.Inline)
 		if c.asked.Arguments.Ref == nil && err == nil {
-			if _, ok := s.output(handle); !ok {
+			if of, _ := s.output(handle); of == nil {
 				return s.corrupt(r, InvalidDeferredHandle, "%s read %.80q, which is no output of this Run", c.id, handle)
 			}
 		}
@@ -440,6 +490,7 @@ func (s *state) toolCallFinished(r *Record, e *ToolCallFinished) error {
 	}
 	if s.batch.open--; s.batch.open == 0 {
 		s.elide(s.batch)
+		s.batch.item = len(s.history)
 		s.history = append(s.history, item{results: s.batch})
 	}
 	return nil

@@ -16,6 +16,9 @@ import (
 // errDamaged says that a blob is not what the log says of it.
 var errDamaged = errors.New("psych: blob differs from its record")
 
+// errLetGo says that there is a preview of an output, and no more.
+var errLetGo = fmt.Errorf("psych: only a preview of it was kept (preview_only), for lack of a BlobStore: %w", ErrNotFound)
+
 // A bodyError is a failure of the reader that a tool returned, not of Psych's
 // storage. It unwraps to the reader's error.
 type bodyError struct{ err error }
@@ -322,10 +325,6 @@ func (r *repairer) next() {
 	r.out = repair(b)
 }
 
-// tokens estimates p's tokens as shown: a quarter of its characters, rounded
-// up. A Binary payload's bytes are never shown.
-func (p *Payload) tokens() int { return int((p.Chars + 3) / 4) }
-
 // showNULs returns b with each NUL made visible, as one character still. It
 // returns b itself if there is none.
 func showNULs(b []byte) []byte {
@@ -349,6 +348,9 @@ func (p *Payload) open(ctx context.Context, blobs BlobStore, run RunKey, offset,
 		}
 		return io.NopCloser(bytes.NewReader(b)), nil
 	}
+	if p.letGo() {
+		return nil, fmt.Errorf("psych: read an output of run %s: %w", run, errLetGo)
+	}
 	if blobs == nil {
 		return nil, fmt.Errorf("psych: read payload %q of run %s: it lies in a BlobStore, and the deployment has none: %w", p.Ref.CallID, run, ErrNoBlobStore)
 	}
@@ -357,6 +359,20 @@ func (p *Payload) open(ctx context.Context, blobs BlobStore, run RunKey, offset,
 		return nil, fmt.Errorf("psych: read payload %q of run %s: %w", p.Ref.CallID, run, err)
 	}
 	return r, nil
+}
+
+// read returns a range of p's bytes.
+func (p *Payload) read(ctx context.Context, blobs BlobStore, run RunKey, offset, length int64) ([]byte, error) {
+	r, err := p.open(ctx, blobs, run, offset, length)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("psych: read a payload of run %s: %w", run, err)
+	}
+	return b, nil
 }
 
 // load returns all of p. Bytes in a BlobStore are held against the record's

@@ -176,8 +176,8 @@ func TestNewPayload(t *testing.T) {
 		if string(p.Inline) != c.out || p.Binary != c.binary || p.Size != int64(len(c.out)) || p.Chars != chars || p.Lines != c.lines || p.Ref != nil || p.ContentType != c.contentType {
 			t.Errorf("%s: %+v", c.name, p)
 		}
-		if p.tokens() != int(chars+3)/4 {
-			t.Errorf("%s: %d tokens", c.name, p.tokens())
+		if estimate(int(p.Chars)) != int(chars+3)/4 {
+			t.Errorf("%s: %d tokens", c.name, estimate(int(p.Chars)))
 		}
 	}
 	for in, want := range map[string]string{"": "application/octet-stream", " text/csv ": "text/csv", "a\nb": "application/octet-stream", "té/x": "application/octet-stream", strings.Repeat("a", 201): "application/octet-stream"} {

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -60,27 +62,24 @@ func newOpening(c Codec, v *Version) (*opening, error) {
 // there from the first turn on: a tool that appeared with the first large
 // result would break the prefix.
 func surface(v *Version) []ToolDef {
-	defs := make([]ToolDef, 0, len(v.CodeTools)+1)
-	reader := readToolOutputDef
-	for _, d := range v.CodeTools {
-		if reader.Name != "" && d.Name > reader.Name {
-			defs = append(defs, reader)
-			reader.Name = ""
-		}
-		defs = append(defs, d)
+	defs := append(slices.Clone(v.CodeTools), readToolOutputDef)
+	if len(v.Spec.Skills) > 0 {
+		defs = append(defs, loadSkill().def)
 	}
-	if reader.Name != "" {
-		defs = append(defs, reader)
-	}
+	slices.SortFunc(defs, func(a, b ToolDef) int { return strings.Compare(a.Name, b.Name) })
 	return defs
 }
 
 // staticBlocks are the blocks of zone 1.
 func staticBlocks(s *Spec) []string {
-	if s.Instructions == "" {
-		return nil
+	var blocks []string
+	if s.Instructions != "" {
+		blocks = append(blocks, s.Instructions)
 	}
-	return []string{s.Instructions}
+	if len(s.Skills) > 0 {
+		blocks = append(blocks, skillIndex(s.Skills))
+	}
+	return blocks
 }
 
 // setMemory makes zone 2 of text, and chains the history anew if it changed.
@@ -94,34 +93,81 @@ func (p *prompt) setMemory(spec *Spec, text string) error {
 	}
 	p.memory = &text
 	p.dynamic = chained(&p.opening.static, b, -1)
-	prev := &p.dynamic
-	history := make([]Wire, len(p.history), len(p.history)+16)
-	for i, w := range p.history {
-		history[i] = chained(prev, w.Bytes, w.Marker)
-		prev = &history[i]
-	}
-	p.history = history // the old one may be in use by an earlier Request
+	p.rechain(0, nil)
 	return nil
+}
+
+// rechain replaces parts of the history, and chains it anew from the first.
+func (p *prompt) rechain(first int, parts map[int]Wire) {
+	history := slices.Clone(p.history) // the old one may be in use by an earlier Request
+	for i := first; i < len(history); i++ {
+		prev := &p.dynamic
+		if i > 0 {
+			prev = &history[i-1]
+		}
+		w, ok := parts[i]
+		if !ok {
+			w = history[i]
+		}
+		p.chars -= history[i].Chars
+		p.bytes -= int64(len(history[i].Bytes))
+		history[i] = chained(prev, w.Bytes, w.Marker)
+		p.chars += history[i].Chars
+		p.bytes += int64(len(w.Bytes))
+	}
+	p.history = history
+}
+
+// trim encodes the messages anew whose parts are to be trimmed.
+func (p *prompt) trim(ctx context.Context, s *state, blobs BlobStore, trims []*part) error {
+	set := map[*part]bool{}
+	for _, x := range trims {
+		set[x] = true
+	}
+	first, parts := len(p.history), map[int]Wire{}
+	for _, x := range trims {
+		i := s.batches[x.call.turn-1].item
+		if _, done := parts[i]; done {
+			continue
+		}
+		w, err := p.encode(ctx, s, i, blobs, set)
+		if err != nil {
+			return err
+		}
+		parts[i] = w
+		first = min(first, i)
+	}
+	p.rechain(first, parts)
+	return nil
+}
+
+// encode makes the bytes of a message, not chained yet.
+func (p *prompt) encode(ctx context.Context, s *state, i int, blobs BlobStore, trims map[*part]bool) (Wire, error) {
+	m, err := s.message(ctx, i, blobs, trims)
+	if err != nil {
+		return Wire{}, err
+	}
+	b, marker, err := p.codec.EncodeMessage(m)
+	if err != nil {
+		return Wire{}, fmt.Errorf("psych: encode message %d of run %s: %w", i, s.run, err)
+	}
+	return Wire{Bytes: b, Marker: marker}, nil
 }
 
 // extend encodes what the history gained since the last call.
 func (p *prompt) extend(ctx context.Context, s *state, blobs BlobStore) error {
 	for i := len(p.history); i < len(s.history); i++ {
-		m, err := s.message(ctx, i, blobs)
+		w, err := p.encode(ctx, s, i, blobs, nil)
 		if err != nil {
 			return err
-		}
-		b, marker, err := p.codec.EncodeMessage(m)
-		if err != nil {
-			return fmt.Errorf("psych: encode message %d of run %s: %w", i, s.run, err)
 		}
 		prev := &p.dynamic
 		if i > 0 {
 			prev = &p.history[i-1]
 		}
-		p.history = append(p.history, chained(prev, b, marker))
+		p.history = append(p.history, chained(prev, w.Bytes, w.Marker))
 		p.chars += p.history[i].Chars
-		p.bytes += int64(len(b))
+		p.bytes += int64(len(w.Bytes))
 	}
 	return nil
 }
@@ -152,15 +198,11 @@ func (p *prompt) request(v *Version, model string, tail Wire) *Request {
 }
 
 // message projects an entry of the history: a function of the records alone.
-func (s *state) message(ctx context.Context, i int, blobs BlobStore) (*Message, error) {
+func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*part]bool) (*Message, error) {
 	it := &s.history[i]
 	switch {
 	case it.user != nil:
-		text, err := it.user.Text.load(ctx, blobs, s.run)
-		if err != nil {
-			return nil, err
-		}
-		return &Message{Role: RoleUser, Blocks: textBlocks(nil, text)}, nil
+		return s.userBlocks(ctx, it.user, blobs)
 	case it.said != nil:
 		m := &Message{Role: RoleAssistant, Blocks: make([]Block, 0, len(it.said.Blocks))}
 		calls := it.results.calls
@@ -174,10 +216,35 @@ func (s *state) message(ctx context.Context, i int, blobs BlobStore) (*Message, 
 	default:
 		m := &Message{Role: RoleTool, Blocks: make([]Block, len(it.results.calls))}
 		for j, c := range it.results.calls {
-			m.Blocks[j].Result = &ToolOutput{CallID: c.wireID, Text: s.view(c).text(), IsError: c.done.Outcome != Succeeded}
+			if err := s.fetch(ctx, c, blobs); err != nil {
+				return nil, err
+			}
+			m.Blocks[j].Result = &ToolOutput{CallID: c.wireID, Text: string(s.appendAnswer(nil, c, trims)), IsError: c.done.Outcome != Succeeded}
 		}
 		return m, nil
 	}
+}
+
+// userBlocks is a message of the user's: its text, then a block an attachment.
+func (s *state) userBlocks(ctx context.Context, e *UserMessage, blobs BlobStore) (*Message, error) {
+	text, err := e.Text.load(ctx, blobs, s.run)
+	if err != nil {
+		return nil, err
+	}
+	m := &Message{Role: RoleUser, Blocks: textBlocks(nil, text)}
+	for i := range e.Attachments {
+		a := &e.Attachments[i]
+		head := fmt.Sprintf("[attachment %q, %s, %d bytes", a.Name, a.Output.ContentType, a.Output.Size)
+		if a.Output.Binary {
+			m.Blocks = append(m.Blocks, Block{Text: head + ", binary: it can't be shown as text]"})
+			continue
+		}
+		if text, err = a.Output.load(ctx, blobs, s.run); err != nil {
+			return nil, err
+		}
+		m.Blocks = append(m.Blocks, Block{Text: head + "]\n" + string(showNULs(text))})
+	}
+	return m, nil
 }
 
 func (s *state) said(ctx context.Context, to []Block, b *Said, calls []*call, blobs BlobStore) ([]Block, []*call, error) {
@@ -210,7 +277,7 @@ func (t *Tail) text() string {
 
 // start makes the record of a model call that sends what p holds now, against
 // what the log says of the call before it.
-func (p *prompt) start(s *state, model string, memory *Payload, tail *Tail, tailWire *Wire) *ModelCallStarted {
+func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part, why BreakCause, tail *Tail, tailWire *Wire) *ModelCallStarted {
 	e := &ModelCallStarted{
 		Turn: s.nextTurn(), History: p.chain(len(p.history)), Messages: len(p.history), Memory: memory, Tail: tail,
 		Chars: [4]int{p.opening.tools.Chars, p.opening.static.Chars + p.dynamic.Chars, p.chars, tailWire.Chars},
@@ -226,7 +293,7 @@ func (p *prompt) start(s *state, model string, memory *Payload, tail *Tail, tail
 	if recoded {
 		e.Codec = p.id
 	}
-	cause, zone := BreakCause(""), -1
+	zone := -1 // the first that changed
 	changed := func(z int, d Digest, was Digest) *Digest {
 		if !first && d == was {
 			return nil
@@ -242,15 +309,21 @@ func (p *prompt) start(s *state, model string, memory *Payload, tail *Tail, tail
 	if !first && s.wire.messages <= len(p.history) {
 		e.Prefix = changed(3, p.chain(s.wire.messages), s.wire.history)
 	}
-	switch {
-	case first || zone < 0:
-	case recoded:
-		cause = CodecChanged
-	case zone == 2 && memory != nil:
-		cause = MemoryChanged
+	if first {
+		return e
 	}
-	if cause != "" {
-		e.Breaks = []Break{{Zone: zone, Cause: cause}}
+	switch {
+	case zone < 0:
+	case recoded:
+		e.Breaks = append(e.Breaks, Break{zone, CodecChanged})
+	case zone == 2 && memory != nil:
+		e.Breaks = append(e.Breaks, Break{zone, MemoryChanged})
+	}
+	if len(trimmed) > 0 {
+		e.Breaks = append(e.Breaks, Break{3, why})
+		for _, x := range trimmed {
+			e.Trimmed = append(e.Trimmed, x.handle())
+		}
 	}
 	return e
 }

@@ -55,8 +55,9 @@ type AttemptStarted struct{}
 // UserMessage is a message that a client posted, delivered. It opens an
 // exchange unless one is open.
 type UserMessage struct {
-	ID   string  `json:"id"`
-	Text Payload `json:"text"`
+	ID          string       `json:"id"`
+	Text        Payload      `json:"text"`
+	Attachments []Attachment `json:"attachments,omitempty"`
 }
 
 // ModelCallStarted announces a model call and says what it sends. Digests that
@@ -74,8 +75,9 @@ type ModelCallStarted struct {
 	Messages int      `json:"messages"` // number of parts of the history
 	Chars    [4]int   `json:"chars"`    // tools, system, history, tail
 	Breaks   []Break  `json:"breaks,omitempty"`
-	Tail     *Tail    `json:"tail,omitempty"`   // what the trailing message was made of
-	Memory   *Payload `json:"memory,omitempty"` // the dynamic tail of the system prompt, when it changed
+	Trimmed  []string `json:"trimmed,omitempty"` // handles of what is shown trimmed from now on
+	Tail     *Tail    `json:"tail,omitempty"`    // what the trailing message was made of
+	Memory   *Payload `json:"memory,omitempty"`  // the dynamic tail of the system prompt, when it changed
 }
 
 // A Tail is what a trailing message is made of.
@@ -126,12 +128,13 @@ type ToolCallStarted struct {
 
 // ToolCallFinished is the one result of a call.
 type ToolCallFinished struct {
-	Call         string      `json:"call"`
-	Outcome      ToolOutcome `json:"outcome"`
-	Code         string      `json:"code,omitempty"` // of a failure that Psych names
-	Page         bool        `json:"page,omitempty"` // of a reader: bounded already, and never elided
-	Result       Payload     `json:"result"`
-	Milliseconds int64       `json:"milliseconds,omitempty"`
+	Call         string       `json:"call"`
+	Outcome      ToolOutcome  `json:"outcome"`
+	Code         string       `json:"code,omitempty"` // of a failure that Psych names
+	Page         bool         `json:"page,omitempty"` // of a reader: bounded already, and never elided
+	Result       Payload      `json:"result"`
+	Attachments  []Attachment `json:"attachments,omitempty"`
+	Milliseconds int64        `json:"milliseconds,omitempty"`
 }
 
 // A ToolOutcome says how a call ended.
@@ -191,8 +194,10 @@ type BreakCause string
 
 // Causes of a Break.
 const (
-	MemoryChanged BreakCause = "memory_changed"
-	CodecChanged  BreakCause = "codec_changed"
+	MemoryChanged  BreakCause = "memory_changed"
+	CodecChanged   BreakCause = "codec_changed"
+	HistoryTrimmed BreakCause = "history_trimmed" // results of earlier exchanges, as one opened
+	ContextTrimmed BreakCause = "context_trimmed" // of earlier turns, since the context was full
 )
 
 // A Payload is anything of a record that can grow: inline, or by reference.

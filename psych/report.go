@@ -2,7 +2,9 @@ package psych
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -88,6 +90,35 @@ type ToolCallReport struct {
 	Offloaded    bool            `json:"offloaded"`
 	Preview      string          `json:"preview,omitempty"` // what the model saw when elided
 	Milliseconds int64           `json:"milliseconds"`
+
+	Attachments []AttachmentReport `json:"attachments,omitempty"`
+}
+
+// An AttachmentReport is a further output of a call.
+type AttachmentReport struct {
+	Name          string `json:"name"`
+	Handle        string `json:"handle"`
+	ContentType   string `json:"content_type"`
+	SizeBytes     int64  `json:"size_bytes"`     // kept, or, of a preview_only one, measured
+	ObservedBytes int64  `json:"observed_bytes"` // written by the tool
+	Truncated     bool   `json:"truncated"`
+	SHA256        Digest `json:"sha256"`
+	Stored        string `json:"stored"`   // inline, blob, preview_only
+	Readable      bool   `json:"readable"` // by read_tool_output
+	Preview       string `json:"preview,omitempty"`
+}
+
+func attachmentReport(x *part) AttachmentReport {
+	r := AttachmentReport{
+		Name: x.at.Name, Handle: x.handle(), ContentType: x.p.ContentType, SizeBytes: x.p.Size, ObservedBytes: max(x.at.Observed, x.p.Size),
+		Truncated: x.at.Truncated, Stored: x.p.Stored(), Readable: !x.p.letGo() && !x.p.Binary,
+	}
+	if x.p.Ref != nil {
+		r.SHA256 = x.p.Ref.SHA256
+	} else {
+		r.SHA256 = sha256.Sum256(x.p.Inline)
+	}
+	return r
 }
 
 // Report folds the log of a Run. It needs no lease, and no Model.
@@ -95,7 +126,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 	if err := key.Check(); err != nil {
 		return nil, err
 	}
-	rep := reporter{Report: Report{Run: key, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}}
+	rep := reporter{Report: Report{Run: key, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}, ctx: ctx, blobs: r.o.Blobs}
 	s, _, err := foldLog(ctx, r.store, r.store, key, rep.add)
 	if err != nil {
 		return nil, err
@@ -110,7 +141,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 			rep.Waiting++
 		}
 	}
-	if err := rep.answers(ctx, s, r.o.Blobs); err != nil {
+	if err := errors.Join(rep.err, rep.answers(ctx, s, r.o.Blobs)); err != nil {
 		return nil, err
 	}
 	rep.totals()
@@ -122,6 +153,10 @@ type reporter struct {
 	Report
 	rows   map[string]int // of ToolCalls, by call id
 	answer []*ModelCallFinished
+
+	ctx   context.Context // of this one report
+	blobs BlobStore
+	err   error
 }
 
 func (rep *reporter) add(s *state, rec *Record) {
@@ -162,7 +197,7 @@ func (rep *reporter) add(s *state, rec *Record) {
 		row.Outcome, row.Code, row.Milliseconds = string(e.Outcome), e.Code, e.Milliseconds
 		row.ResultBytes, row.Offloaded = e.Result.Size, e.Result.Ref != nil
 		if row.Offloaded {
-			row.ResultHandle = handleOf(e.Call)
+			row.ResultHandle = outputPrefix + e.Call
 		}
 		if s.batch != nil && s.batch.open == 0 {
 			rep.views(s)
@@ -176,9 +211,24 @@ func (rep *reporter) add(s *state, rec *Record) {
 // views notes what the model is shown of a whole batch.
 func (rep *reporter) views(s *state) {
 	for _, c := range s.batch.calls {
-		if c.elided {
-			row := &rep.ToolCalls[rep.rows[c.id]]
-			row.ResultHandle, row.Preview = handleOf(c.id), s.view(c).text()
+		row := &rep.ToolCalls[rep.rows[c.id]]
+		for i := range c.parts {
+			x := &c.parts[i]
+			if x.at != nil {
+				row.Attachments = append(row.Attachments, attachmentReport(x))
+			}
+			if !x.elided {
+				continue
+			}
+			if rep.err == nil {
+				rep.err = s.fetch(rep.ctx, c, rep.blobs)
+			}
+			preview := string(s.appendPreview(nil, x))
+			if x.at == nil {
+				row.ResultHandle, row.Preview = x.handle(), preview
+			} else {
+				row.Attachments[i-1].Preview = preview
+			}
 		}
 	}
 }
@@ -253,15 +303,15 @@ func (rep *reporter) totals() {
 // and tools sent are shown, not sent to the terminal.
 func (rep *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "run %s of tenant %s: %s, %d turns, %d attempts", rep.Run.RunID, Printable(rep.Run.Tenant), rep.Status, rep.Turns, rep.Attempts)
+	fmt.Fprintf(&b, "run %s of tenant %s: %s, %s, %s", rep.Run.RunID, oneLine(rep.Run.Tenant), rep.Status, count(rep.Turns, "turn"), count(rep.Attempts, "attempt"))
 	if rep.Waiting > 0 {
-		fmt.Fprintf(&b, ", %d notes wait", rep.Waiting)
+		fmt.Fprintf(&b, ", %s waiting", count(rep.Waiting, "note"))
 	}
 	b.WriteString("\n")
 	for i, x := range rep.Exchanges {
-		fmt.Fprintf(&b, "exchange %d: %d turns, %s", i+1, x.Turns, orOpen(x.Closed))
+		fmt.Fprintf(&b, "exchange %d: %s, %s", i+1, count(x.Turns, "turn"), orOpen(x.Closed))
 		if x.Reason != "" {
-			fmt.Fprintf(&b, " (%s)", Printable(x.Reason))
+			fmt.Fprintf(&b, " (%s)", oneLine(x.Reason))
 		}
 		b.WriteString("\n")
 	}
@@ -293,12 +343,28 @@ func (rep *Report) WriteText(w io.Writer) error {
 			if c.Preview != "" {
 				handle += fmt.Sprintf(" (elided to a preview of %d characters)", len([]rune(c.Preview)))
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", c.ID, Printable(c.Name), orOpen(c.Outcome), c.ResultBytes, stored, handle)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", c.ID, oneLine(c.Name), orOpen(c.Outcome), c.ResultBytes, stored, handle)
+			for _, a := range c.Attachments {
+				state := a.ContentType
+				if a.Truncated {
+					state = fmt.Sprintf("cut of %d", a.ObservedBytes)
+				}
+				handle := a.Handle
+				if a.Preview != "" {
+					handle += fmt.Sprintf(" (elided to a preview of %d characters)", len([]rune(a.Preview)))
+				}
+				fmt.Fprintf(t, "\t+ %s\t%s\t%d\t%s\t%s\n", oneLine(a.Name), oneLine(state), a.SizeBytes, a.Stored, handle)
+			}
 		}
 		t.Flush()
 		for _, c := range rep.ToolCalls {
 			if c.Preview != "" {
 				fmt.Fprintf(&b, "\npreview of %s:\n%s\n", c.ResultHandle, indent(shorten(c.Preview, 600)))
+			}
+			for _, a := range c.Attachments {
+				if a.Preview != "" {
+					fmt.Fprintf(&b, "\npreview of %s:\n%s\n", a.Handle, indent(shorten(a.Preview, 600)))
+				}
 			}
 		}
 	}
@@ -317,6 +383,18 @@ func (rep *Report) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// oneLine is Printable for a cell of a table.
+func oneLine(s string) string {
+	return strings.NewReplacer("\n", "\\n", "\t", "\\t").Replace(Printable(s))
 }
 
 func orOpen(s string) string {

@@ -1,6 +1,7 @@
 package psych
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -10,9 +11,11 @@ import (
 	"iter"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Defaults of an engine (FORMATS, "Engine").
@@ -223,8 +226,35 @@ func (r *Runtime) opening(c Codec, v *Version) (*opening, error) {
 // repeated Send with the same id is one message. For Start the Run's id is
 // derived from it, with tenant and principal. Empty: a random one.
 type ClientMessage struct {
-	ID   string
-	Text string
+	ID          string
+	Text        string
+	Attachments []MessageAttachment // shown to the model behind the text, whole
+}
+
+// A MessageAttachment is a text, or other bytes, that a client sends along.
+// With the message it takes at most MaxMessageBytes.
+type MessageAttachment struct {
+	Name        string // 1 to 256 characters
+	ContentType string
+	Data        []byte
+}
+
+// size is the bytes of a message.
+func (m *ClientMessage) size() int {
+	n := len(m.Text)
+	for i := range m.Attachments {
+		n += len(m.Attachments[i].Data) + len(m.Attachments[i].Name) + len(m.Attachments[i].ContentType)
+	}
+	return n
+}
+
+// digest tells two messages apart.
+func (m *ClientMessage) digest(more ...string) Digest {
+	parts := append(more, m.Text)
+	for _, a := range m.Attachments {
+		parts = append(parts, a.Name, a.ContentType, string(a.Data))
+	}
+	return digest(parts...)
 }
 
 // Start creates a Run with a Version, posts its first message and wakes it. It
@@ -254,7 +284,7 @@ func (r *Runtime) Start(ctx context.Context, s Scope, version Digest, m ClientMe
 		Scope:       s,
 		Version:     version,
 		Incarnation: r.o.NewID(),
-		Request:     digest("request", version.String(), m.Text),
+		Request:     m.digest("request", version.String()),
 		CreatedAt:   now,
 		Status:      StatusOpen,
 	}
@@ -287,19 +317,29 @@ func (r *Runtime) checkMessage(m ClientMessage) error {
 	if err := checkID("message id", m.ID); err != nil {
 		return err
 	}
-	switch {
-	case m.Text == "":
+	if m.Text == "" && len(m.Attachments) == 0 {
 		return fmt.Errorf("psych: message %q is empty: %w", m.ID, ErrInvalid)
-	case len(m.Text) > MaxMessageBytes:
-		return fmt.Errorf("psych: message %q has %d bytes: want at most %d: %w", m.ID, len(m.Text), MaxMessageBytes, ErrTooLarge)
-	case len(m.Text) > maxNoteText && r.o.Blobs == nil:
-		return fmt.Errorf("psych: message %q has %d bytes, and over %d a BlobStore must keep it: set Options.Blobs: %w", m.ID, len(m.Text), maxNoteText, ErrNoBlobStore)
+	}
+	if len(m.Attachments) > MaxAttachments {
+		return fmt.Errorf("psych: message %q has %d attachments: want at most %d: %w", m.ID, len(m.Attachments), MaxAttachments, ErrInvalid)
+	}
+	for i, a := range m.Attachments {
+		if n := utf8.RuneCountInString(a.Name); n < 1 || n > 256 || !utf8.ValidString(a.Name) {
+			return fmt.Errorf("psych: message %q: name of attachment %d is %.40q: want 1 to 256 characters of UTF-8: %w", m.ID, i+1, a.Name, ErrInvalid)
+		}
+	}
+	switch n := m.size(); {
+	case n > MaxMessageBytes:
+		return fmt.Errorf("psych: message %q has %d bytes: want at most %d: %w", m.ID, n, MaxMessageBytes, ErrTooLarge)
+	case n > maxNoteText && r.o.Blobs == nil:
+		return fmt.Errorf("psych: message %q has %d bytes, and over %d a BlobStore must keep it: set Options.Blobs: %w", m.ID, n, maxNoteText, ErrNoBlobStore)
 	}
 	return nil
 }
 
-// maxNoteText is what of a message stays in its note.
-const maxNoteText = MaxNoteBytes - 4096
+// maxNoteText is what of a message surely stays in its note, heads of a
+// hundred attachments beside it.
+const maxNoteText = MaxNoteBytes - 40<<10
 
 // Send posts a message to a Run and wakes it. It is idempotent by the message's
 // id: if it fails, call it again.
@@ -310,22 +350,49 @@ func (r *Runtime) Send(ctx context.Context, key RunKey, m ClientMessage) error {
 	if err := errors.Join(key.Check(), r.checkMessage(m)); err != nil {
 		return err
 	}
-	e := &UserMessage{ID: m.ID}
-	if len(m.Text) <= maxNoteText {
-		e.Text = newPayload("text/plain", []byte(m.Text))
+	e := &UserMessage{ID: m.ID, Text: newPayload("text/plain", []byte(m.Text))}
+	var taken slots
+	for _, a := range m.Attachments {
+		e.Attachments = append(e.Attachments, Attachment{Name: a.Name, Slot: taken.of(a.Name), Output: newPayload(a.ContentType, a.Data)})
 	}
-	if len(m.Text) > maxNoteText || e.Text.Size > maxNoteText { // repairing makes it longer
-		if _, err := r.store.GetRun(ctx, key); err != nil {
-			return fmt.Errorf("psych: send to run %s: %w", key, err)
-		}
-		blob := BlobKey{key.Tenant, key.RunID, "m." + digest(m.ID, m.Text).String()[:32]}
-		p, err := capture(ctx, strings.NewReader(m.Text), "text/plain", 0, r.o.Blobs, blob)
-		if err != nil {
-			return fmt.Errorf("psych: send to run %s: %w", key, err)
-		}
-		e.Text = p
+	if err := r.fitNote(ctx, key, e, m.digest(m.ID).String()[:32]); err != nil {
+		return fmt.Errorf("psych: send to run %s: %w", key, err)
 	}
 	return r.post(ctx, key, m.ID, e)
+}
+
+// fitNote moves the largest payloads of a message to the BlobStore until its
+// note fits. Nothing is written for a Run that is not there.
+func (r *Runtime) fitNote(ctx context.Context, key RunKey, e *UserMessage, name string) error {
+	looked := false
+	for {
+		size, at := 0, 0
+		payloads := e.payloads()
+		for i, p := range payloads {
+			size += len(p.Inline)
+			if len(p.Inline) > len(payloads[at].Inline) {
+				at = i
+			}
+		}
+		if size <= maxNoteText || payloads[at].Ref != nil {
+			return nil
+		}
+		if !looked {
+			if _, err := r.store.GetRun(ctx, key); err != nil {
+				return err
+			}
+			looked = true
+		}
+		segment := "m." + name
+		if at > 0 {
+			segment += "." + strconv.Itoa(at)
+		}
+		p, err := capture(ctx, bytes.NewReader(payloads[at].Inline), payloads[at].ContentType, 0, r.o.Blobs, BlobKey{key.Tenant, key.RunID, segment})
+		if err != nil {
+			return err
+		}
+		*payloads[at] = p
+	}
 }
 
 func (r *Runtime) post(ctx context.Context, key RunKey, id string, e Event) error {
@@ -511,11 +578,11 @@ func (r *Runtime) Output(ctx context.Context, key RunKey, handle string, q Outpu
 	if err != nil {
 		return nil, err
 	}
-	c, ok := s.output(handle)
-	if !ok {
+	c, p := s.output(handle)
+	if c == nil {
 		return nil, fmt.Errorf("psych: run %s has no output %.80q: %w", key, handle, ErrNotFound)
 	}
-	return readOutput(ctx, &c.done.Result, r.o.Blobs, key, q)
+	return readOutput(ctx, p, r.o.Blobs, key, q)
 }
 
 // foldLog reads and folds a whole log.

@@ -30,6 +30,7 @@ type Spec struct {
 	Model        string       `json:"model,omitempty"`        // what Options.Models resolves; "" is the deployment's own
 	ModelOptions ModelOptions `json:"model_options,omitzero"`
 	Tools        []string     `json:"tools,omitempty"` // code tools, by name
+	Skills       []Skill      `json:"skills,omitempty"`
 	Limits       Limits       `json:"limits,omitzero"`
 }
 
@@ -37,13 +38,29 @@ type Spec struct {
 // which stands behind each field, and stays absent in the hash. Results are
 // measured in estimated tokens, a quarter of their characters.
 type Limits struct {
-	LargeResultTokens  int   `json:"large_result_tokens,omitempty"`  // from which a result is elided; 6000, at most BatchResultTokens
-	BatchResultTokens  int   `json:"batch_result_tokens,omitempty"`  // what one turn's results may be together; 12000
-	PreviewChars       int   `json:"preview_chars,omitempty"`        // of a preview, from each end; 1000, from 100 to 4000
+	LargeResultTokens int `json:"large_result_tokens,omitempty"` // from which a result is elided; 6000, at most BatchResultTokens
+	BatchResultTokens int `json:"batch_result_tokens,omitempty"` // what one turn's results may be together; 12000
+	PreviewChars      int `json:"preview_chars,omitempty"`       // of a preview, from each end; 1000, from 100 to 4000
+
+	// As an exchange opens, results of the exchanges before it that take over
+	// HistoryResultTokens are trimmed to their previews, if that saves over
+	// HistoryMinSavingTokens in all; 1000 and 4000.
+	HistoryResultTokens    int `json:"history_result_tokens,omitempty"`
+	HistoryMinSavingTokens int `json:"history_min_saving_tokens,omitempty"`
+
+	// ContextTokens is what a request may take, estimated; over it, and where
+	// the provider says that its window is full, all results of earlier turns
+	// are trimmed once. The provider's, if it is known.
+	ContextTokens int `json:"context_tokens,omitempty"`
+
 	Turns              int   `json:"turns,omitempty"`                // model calls an exchange; 100
 	Tokens             int64 `json:"tokens,omitempty"`               // prompt and completion tokens an exchange; no limit
 	ToolTimeoutSeconds int   `json:"tool_timeout_seconds,omitempty"` // of a tool without a Timeout of its own; 60, at most 86400
 	Parallel           int   `json:"parallel,omitempty"`             // tools that run at once; 8
+
+	// OutputsRequired fails a call, with blob_store_required, whose attachments
+	// would be let go for lack of a BlobStore.
+	OutputsRequired bool `json:"outputs_required,omitempty"`
 }
 
 // ModelOptions are the settings of a model call that a Spec may fix.
@@ -74,6 +91,8 @@ func (l Limits) withDefaults() Limits {
 	def(&l.LargeResultTokens, 6000)
 	def(&l.BatchResultTokens, 12000)
 	def(&l.PreviewChars, 1000)
+	def(&l.HistoryResultTokens, 1000)
+	def(&l.HistoryMinSavingTokens, 4000)
 	def(&l.Turns, 100)
 	def(&l.ToolTimeoutSeconds, 60)
 	def(&l.Parallel, 8)
@@ -209,6 +228,7 @@ func (s *Spec) problems() (ps problems) {
 		}
 		first[name] = i
 	}
+	ps.skills(s.Skills)
 	ps.limits(s.Limits)
 	return ps
 }
@@ -216,6 +236,9 @@ func (s *Spec) problems() (ps problems) {
 func (ps *problems) limits(l Limits) {
 	ps.notNegative("limits.large_result_tokens", int64(l.LargeResultTokens))
 	ps.notNegative("limits.batch_result_tokens", int64(l.BatchResultTokens))
+	ps.notNegative("limits.history_result_tokens", int64(l.HistoryResultTokens))
+	ps.notNegative("limits.history_min_saving_tokens", int64(l.HistoryMinSavingTokens))
+	ps.notNegative("limits.context_tokens", int64(l.ContextTokens))
 	ps.notNegative("limits.turns", int64(l.Turns))
 	ps.notNegative("limits.tokens", l.Tokens)
 	ps.notNegative("limits.parallel", int64(l.Parallel))

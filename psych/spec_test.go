@@ -55,11 +55,11 @@ func TestParseSpecRefuses(t *testing.T) {
 		{strings.Repeat("[", 100_000), []string{"nested more than 10000 deep"}},
 		{`{"name":"x","instructions":"` + strings.Repeat("x", MaxSpecBytes) + `"}`, []string{"the spec has 1048606 bytes: want at most 1048576"}},
 		{`{"name":"x","limits":{"turns":1,"turns":2}}`, []string{"limits.turns: the key stands twice in its object"}},
-		{`{"name":"x","limits":{"turn":1}}`, []string{"limits.turn: unknown field: want one of batch_result_tokens, large_result_tokens, parallel, preview_chars, tokens, tool_timeout_seconds, turns"}},
+		{`{"name":"x","limits":{"turn":1}}`, []string{"limits.turn: unknown field: want one of batch_result_tokens, context_tokens, history_min_saving_tokens, history_result_tokens, large_result_tokens, outputs_required, parallel, preview_chars, tokens, tool_timeout_seconds, turns"}},
 		{`{"name":"x","instructions":"\ud800"}`, []string{`instructions: the string holds half of a surrogate pair (\ud800 to \udfff without its other half)`}},
 		// What is wrong with the rest is in the same error.
 		{`{"Name":"x","tools":["a","a","",7],"limits":{"turns":-1,"parallel":"8","preview_chars":99}}`, []string{
-			"Name: unknown field: want one of instructions, limits, model, model_options, name, tools",
+			"Name: unknown field: want one of instructions, limits, model, model_options, name, skills, tools",
 			"limits.parallel: got a string, want an integer of at most 64 bits",
 			"tools[3]: got 7, want a string",
 			`tools[1]: tool "a" stands twice, in tools[0] too`,
@@ -177,10 +177,10 @@ func TestSpecCheckBounds(t *testing.T) {
 }
 
 func TestLimitsWithDefaults(t *testing.T) {
-	if got, want := (Limits{}).withDefaults(), (Limits{6000, 12000, 1000, 100, 0, 60, 8}); got != want {
+	if got, want := (Limits{}).withDefaults(), (Limits{6000, 12000, 1000, 1000, 4000, 0, 100, 0, 60, 8, false}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	set := Limits{1, 2, 300, 4, 5, 6, 7}
+	set := Limits{1, 2, 300, 4, 5, 6, 7, 8, 9, 10, true}
 	if got := set.withDefaults(); got != set {
 		t.Errorf("got %+v, want %+v", got, set)
 	}
@@ -263,7 +263,11 @@ func TestEveryLimitIsInTheHash(t *testing.T) {
 	hash("none", Spec{Name: "n"})
 	for i := range reflect.TypeFor[Limits]().NumField() {
 		s := Spec{Name: "n"}
-		reflect.ValueOf(&s.Limits).Elem().Field(i).SetInt(7)
+		if f := reflect.ValueOf(&s.Limits).Elem().Field(i); f.CanInt() {
+			f.SetInt(7)
+		} else {
+			f.SetBool(true)
+		}
 		hash(reflect.TypeFor[Limits]().Field(i).Name, s)
 	}
 	// A default that is spelled out is another Spec: it stays when defaults change.

@@ -11,7 +11,10 @@ import (
 )
 
 // A RunKey addresses a Run. The tenant is part of every address.
-type RunKey struct{ Tenant, RunID string }
+type RunKey struct {
+	Tenant string `json:"tenant"`
+	RunID  string `json:"run_id"`
+}
 
 func (k RunKey) String() string { return fmt.Sprintf("%q/%q", k.Tenant, k.RunID) }
 

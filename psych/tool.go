@@ -48,6 +48,8 @@ type Call struct {
 	Scope          Scope
 	IdempotencyKey string       // the same when a call is run again
 	Log            *slog.Logger // never nil in a tool
+
+	outputs *callOutputs
 }
 
 // A Result is what a tool returns when a string or a JSON value will not do.

@@ -57,7 +57,7 @@ func (d *driver) turn() error {
 		}
 		return d.takeAborts()
 	case d.ctx.Err() != nil:
-		if err := d.emit(&ModelCallFailed{Turn: turn, Interrupted: true, Message: "the worker ran out of time"}); err != nil {
+		if err := d.emit(&ModelCallFailed{Turn: turn, Interrupted: true, Message: "the worker ended before the model answered"}); err != nil {
 			return err
 		}
 		return d.ctx.Err()
@@ -105,6 +105,18 @@ func (d *driver) prepare() (*Request, error) {
 	if err := p.extend(d.store, s, d.rt.o.Blobs); err != nil {
 		return nil, err
 	}
+	trims, why := []*part(nil), BreakCause("")
+	switch {
+	case d.full: // trimmed once an exchange
+		trims, why = s.trimContext(), ContextTrimmed
+	case !s.exchange.begun:
+		trims, why = s.trimHistory(), HistoryTrimmed
+	}
+	if len(trims) > 0 {
+		if err := p.trim(d.store, s, d.rt.o.Blobs, trims); err != nil {
+			return nil, err
+		}
+	}
 	var tail Wire
 	if s.exchange.turns > 0 {
 		d.tail = nil
@@ -118,10 +130,28 @@ func (d *driver) prepare() (*Request, error) {
 		}
 		tail = Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: -1}
 	}
-	if err := d.emit(p.start(s, spec.Model, memory, d.tail, &tail)); err != nil {
+	e := p.start(s, spec.Model, memory, trims, why, d.tail, &tail)
+	if limit := d.contextTokens(); limit > 0 && estimate(e.Chars[0]+e.Chars[1]+e.Chars[2]+e.Chars[3]) > limit {
+		if !d.full && !s.exchange.trimmed && len(s.trimContext()) > 0 {
+			d.full, d.prompt = true, nil // encoded anew with what is trimmed then
+			return d.prepare()
+		}
+		return nil, d.close(StatusExhausted, "context", fmt.Sprintf("the conversation takes an estimated %d tokens, of a context of %d, with all that can be trimmed", estimate(e.Chars[0]+e.Chars[1]+e.Chars[2]+e.Chars[3]), limit))
+	}
+	d.full = false
+	if err := d.emit(e); err != nil {
 		return nil, err
 	}
 	return p.request(d.version, spec.Model, tail), nil
+}
+
+// contextTokens is what a request may take: the Spec's limit, or the
+// provider's.
+func (d *driver) contextTokens() int {
+	if n := d.state.limits.ContextTokens; n > 0 {
+		return n
+	}
+	return d.model.Codec().Limits().ContextTokens
 }
 
 // memory brings zone 2 up to date: as an exchange opens it asks, and returns

@@ -58,7 +58,7 @@ func (m *Mux[P]) known() string {
 	if len(m.openers) == 0 {
 		return "none, since none is registered"
 	}
-	return strings.Join(m.Schemes(), ":, ") + ":"
+	return `"` + strings.Join(m.Schemes(), `:", "`) + `:"`
 }
 
 // Params reads the parameters of u strictly: a malformed query, a parameter

@@ -67,7 +67,10 @@ func (p *program) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return exitCompleted
 	}
-	fmt.Fprintln(p.stderr, "psych: "+oneLine(strings.TrimPrefix(err.Error(), "psych: ")))
+	// The sentinel is for programs: what is wrong stands beside it.
+	message := strings.ReplaceAll("psych: "+err.Error(), ": "+psych.ErrInvalid.Error(), "")
+	message = strings.ReplaceAll(message, ": psych: ", ": ")
+	fmt.Fprintln(p.stderr, oneLine(message))
 	if use := (*useError)(nil); errors.As(err, &use) {
 		return exitUse
 	}

@@ -54,6 +54,9 @@ func (i invocation) wantError(t *testing.T, code int, says ...string) {
 	if !ok || strings.Index(line, "\n") != len(line)-1 {
 		t.Errorf("stderr is not one line of psych:\n%s", i.stderr)
 	}
+	if strings.Contains(line, "psych: ") {
+		t.Errorf("stderr says psych more than once:\n%s", i.stderr)
+	}
 	for _, s := range says {
 		if !strings.Contains(line, s) {
 			t.Errorf("stderr does not say %q:\n%s", s, i.stderr)
@@ -140,7 +143,7 @@ func TestSpecCheck(t *testing.T) {
 		{[]string{"bad.yaml"}, exitFailed, []string{"bad.yaml: nmae: ", "bad.yaml: name: ", "bad.yaml: tools[1]: ", "bad.yaml: limits.turns: ", "bad.yaml: limits.large_result_tokens: "}},
 		{[]string{"empty.yaml"}, exitFailed, []string{"empty.yaml: the input is empty"}},
 		{[]string{"twice.yaml"}, exitFailed, []string{"twice.yaml: line 2: "}},
-		{[]string{"huge.yaml"}, exitFailed, []string{"huge.yaml: 1048577 bytes: the input is over 1048576 bytes"}},
+		{[]string{"huge.yaml"}, exitFailed, []string{"huge.yaml: the file is over 1048576 bytes"}},
 		{[]string{"bomb.yaml"}, exitFailed, []string{"bomb.yaml: line "}},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {

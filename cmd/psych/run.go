@@ -108,7 +108,7 @@ func (p *program) drive(ctx context.Context, rt *psych.Runtime, key psych.RunKey
 	told := make(chan struct{})
 	untold := context.AfterFunc(ctx, func() {
 		defer close(told)
-		fmt.Fprintln(p.stderr, "psych: interrupted: what runs is canceled, and what happened written; once more ends psych at once")
+		fmt.Fprintln(p.stderr, "psych: interrupted: stopping cleanly; interrupt again to end at once")
 	})
 	defer func() {
 		if !untold() {

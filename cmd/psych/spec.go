@@ -78,13 +78,20 @@ func readSpec(path string) (*psych.Spec, error) {
 	if err != nil {
 		return nil, use("read the spec: %w", err)
 	}
-	if data, err = yamljson.Convert(data); err != nil {
-		message := strings.TrimPrefix(err.Error(), "yamljson: ")
-		return nil, refused(fmt.Errorf("spec %s: %w", path, &psych.SpecError{Problems: []psych.Problem{{Message: message}}}))
+	var spec *psych.Spec
+	if len(data) > yamljson.MaxBytes {
+		err = problem("the file is over %d bytes", yamljson.MaxBytes)
+	} else if data, err = yamljson.Convert(data); err != nil {
+		err = problem("%s", strings.TrimPrefix(err.Error(), "yamljson: "))
+	} else {
+		spec, err = psych.ParseSpec(data)
 	}
-	spec, err := psych.ParseSpec(data)
 	if err != nil {
 		return nil, refused(fmt.Errorf("spec %s: %w", path, err))
 	}
 	return spec, nil
+}
+
+func problem(format string, args ...any) error {
+	return &psych.SpecError{Problems: []psych.Problem{{Message: fmt.Sprintf(format, args...)}}}
 }

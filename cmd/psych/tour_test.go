@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,6 +15,22 @@ import (
 	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/psych"
 )
+
+// runJSON runs psych with arguments behind run --json, and returns the report
+// beside what the command opened.
+func runJSON(t *testing.T, args ...string) (*psych.Report, *program) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	p := newProgram(strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
+	if code := p.run(context.Background(), append([]string{"run", "--json"}, args...)); code != exitCompleted {
+		t.Fatalf("exit code %d; stderr:\n%s", code, stderr.String())
+	}
+	var rep psych.Report
+	if err := json.Unmarshal(stdout.Bytes(), &rep); err != nil {
+		t.Fatal(err)
+	}
+	return &rep, p
+}
 
 // tourArgs are the arguments of psych in the README's first command.
 func tourArgs(t *testing.T) []string {
@@ -37,23 +56,8 @@ func tourArgs(t *testing.T) []string {
 func TestTour(t *testing.T) {
 	args := tourArgs(t)
 	t.Chdir("../..")
-	var stdout, stderr bytes.Buffer
-	p := newProgram(strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
-	if code := p.run(context.Background(), append([]string{args[0], "--json"}, args[1:]...)); code != exitCompleted {
-		t.Fatalf("exit code %d; stderr:\n%s", code, stderr.String())
-	}
-	var rep psych.Report
-	if err := json.Unmarshal(stdout.Bytes(), &rep); err != nil {
-		t.Fatal(err)
-	}
-
-	if len(p.models) != 1 {
-		t.Fatalf("%d models were opened, want one", len(p.models))
-	}
-	for _, m := range p.models {
-		holdAgainstModel(t, &rep, m.(*script.Model).Totals())
-	}
-	holdAgainstTools(t, &rep, p.files.Counts())
+	rep, p := runJSON(t, args[1:]...)
+	holdAgainstCounts(t, rep, p)
 
 	// What the tour is there to show.
 	var elided, offloaded, windows, searches, pages int
@@ -111,6 +115,19 @@ func TestTour(t *testing.T) {
 	}
 }
 
+// holdAgainstCounts checks that what a report adds up to is what the model and
+// the tools counted.
+func holdAgainstCounts(t *testing.T, rep *psych.Report, p *program) {
+	t.Helper()
+	if len(p.models) != 1 {
+		t.Fatalf("%d models were opened, want one", len(p.models))
+	}
+	for _, m := range p.models {
+		holdAgainstModel(t, rep, m.(*script.Model).Totals())
+	}
+	holdAgainstTools(t, rep, p.files.Counts())
+}
+
 func holdAgainstModel(t *testing.T, rep *psych.Report, want script.Totals) {
 	t.Helper()
 	if rep.Totals.CachedTokens == nil || rep.Totals.UnknownCalls != 0 {
@@ -148,4 +165,60 @@ func holdAgainstTools(t *testing.T, rep *psych.Report, want filetools.Counts) {
 func TestTourSpec(t *testing.T) {
 	t.Chdir("../..")
 	psychIn("", nil, "spec", "check", "--files", ".", "examples/tour/spec.yaml").wantCompleted(t)
+}
+
+// TestGoTree works through the source of Go itself, and pages through a file of
+// over 500 KB.
+func TestGoTree(t *testing.T) {
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := filepath.Join(strings.TrimSpace(string(out)), "src")
+	const large = "cmd/compile/internal/ssa/rewritegeneric.go"
+	info, err := os.Stat(filepath.Join(src, large))
+	if err != nil || info.Size() <= 500_000 {
+		t.Fatalf("%s: want a file of over 500 KB: %v", large, err)
+	}
+	workdir(t, "spec.yaml", filesSpec, "play.yaml", `steps:
+  - calls: [{name: list_files, arguments: {pattern: '*.go'}}]
+  - calls:
+      - name: read_tool_output
+        arguments: {handle: '${handle "(out_\w+)"\.\]$}', grep: '^`+large+`\t'}
+  - calls: [{name: search_files, arguments: {pattern: '^func \(.*\) (Read|Write)\(', glob: '*.go'}}]
+  - calls:
+      - name: read_tool_output
+        arguments: {handle: '${handle "(out_\w+)"\.\]$}', offset: 100}
+  - calls: [{name: read_file, arguments: {path: `+large+`}}]
+  - calls:
+      - name: read_file
+        arguments: {path: `+large+`, offset: '${"next_offset":(\d+)}'}
+    repeat: {until: '"truncated":false'}
+  - text: Read to the end.
+`)
+	rep, p := runJSON(t, "--files", src, "spec.yaml", "How long is it?")
+	holdAgainstCounts(t, rep, p)
+
+	var paged int64
+	pages, elided, offloaded := 0, 0, 0
+	for _, c := range rep.ToolCalls {
+		switch {
+		case c.Outcome != string(psych.Succeeded):
+			t.Errorf("%s %s: %s %s", c.ID, c.Name, c.Outcome, c.Code)
+		case c.Name == "read_file":
+			pages++
+			paged += c.ResultBytes
+		case c.Offloaded && c.Preview != "":
+			offloaded++
+		case c.Preview != "":
+			elided++
+		}
+	}
+	want := int((info.Size() + psych.PageChars - 1) / psych.PageChars) // the file is ASCII
+	if pages != want || paged < info.Size() || paged > info.Size()+int64(pages)*200 {
+		t.Errorf("%d pages of %d bytes, want %d of a file of %d, and a header each", pages, paged, want, info.Size())
+	}
+	if offloaded != 1 || elided != 1 {
+		t.Errorf("%d offloaded, %d elided, want one each", offloaded, elided)
+	}
 }
