@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"os"
@@ -66,6 +67,8 @@ type Runtime struct {
 	log   *slog.Logger
 	tools map[string]*Tool
 	warm  warmCache
+
+	closers []io.Closer // of what FromEnv opened
 
 	mu       sync.Mutex
 	versions map[versionKey]*Version
@@ -136,6 +139,17 @@ func New(s Store, o *Options) (*Runtime, error) {
 	}
 	r.warm.limit = r.o.CacheBytes
 	return r, nil
+}
+
+// Close closes what FromEnv opened. Stores, BlobStores and models that were
+// given belong to the caller.
+func (r *Runtime) Close() error {
+	var errs []error
+	for i := len(r.closers) - 1; i >= 0; i-- {
+		errs = append(errs, r.closers[i].Close())
+	}
+	r.closers = nil
+	return errors.Join(errs...)
 }
 
 func randomID() string {

@@ -420,6 +420,13 @@ type Store interface {
 	Refs
 }
 
+// An Initer creates what a URL needs, a table, a bucket or a file, and says
+// what the backend refused and can do without: an optional ability of a Store
+// or BlobStore, found with [As]. Calling it again changes nothing.
+type Initer interface {
+	Init(ctx context.Context) (notes []string, err error)
+}
+
 // As finds an optional ability T in a port p or in what p wraps, along methods
 // Unwrap() Store, Unwrap() BlobStore and Unwrap() Model, as
 // http.ResponseController does.

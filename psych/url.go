@@ -3,10 +3,12 @@ package psych
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // A Mux maps the schemes of URLs to openers of one port. The zero value is
@@ -90,4 +92,89 @@ type Backends struct {
 	Stores Mux[Store]
 	Blobs  Mux[BlobStore]
 	Models Mux[Model]
+	Wakers Mux[Waker]
+}
+
+// Resolver is a ModelResolver that opens the models of Specs as URLs, each
+// once. fallback serves Specs that name none; with "" they are refused.
+func (b *Backends) Resolver(fallback string) ModelResolver {
+	var mu sync.Mutex
+	models := map[string]Model{}
+	return func(ctx context.Context, name string) (Model, error) {
+		if name == "" {
+			name = fallback
+		}
+		if name == "" {
+			return nil, fmt.Errorf("psych: the Spec names no model, and PSYCH_MODEL is not set: %w", ErrInvalid)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if m := models[name]; m != nil {
+			return m, nil
+		}
+		m, err := b.Models.Open(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if len(models) >= maxCachedKinds {
+			clear(models)
+		}
+		models[name] = m
+		return m, nil
+	}
+}
+
+// FromEnv makes a Runtime of what the environment names, as getenv gives it:
+// PSYCH_STORE_URL for the Store, where s is nil, and for what is unset in o
+// PSYCH_BLOB_URL, PSYCH_WAKER_URL, and PSYCH_MODEL for Specs without a model.
+// Only the store must be named. [Runtime.Close] closes what FromEnv opened.
+func (b *Backends) FromEnv(ctx context.Context, getenv func(string) string, s Store, o *Options) (_ *Runtime, err error) {
+	var opts Options
+	if o != nil {
+		opts = *o
+	}
+	var closers []io.Closer
+	defer func() {
+		for i := len(closers) - 1; err != nil && i >= 0; i-- {
+			closers[i].Close()
+		}
+	}()
+	if s == nil {
+		if getenv("PSYCH_STORE_URL") == "" {
+			return nil, fmt.Errorf("psych: PSYCH_STORE_URL is not set: want a URL that begins with %s: %w", b.Stores.known(), ErrInvalid)
+		}
+		if s, err = fromEnv(ctx, getenv, "PSYCH_STORE_URL", &b.Stores, &closers); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Blobs == nil && getenv("PSYCH_BLOB_URL") != "" {
+		if opts.Blobs, err = fromEnv(ctx, getenv, "PSYCH_BLOB_URL", &b.Blobs, &closers); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Waker == nil && getenv("PSYCH_WAKER_URL") != "" {
+		if opts.Waker, err = fromEnv(ctx, getenv, "PSYCH_WAKER_URL", &b.Wakers, &closers); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Models == nil {
+		opts.Models = b.Resolver(getenv("PSYCH_MODEL"))
+	}
+	r, err := New(s, &opts)
+	if err != nil {
+		return nil, err
+	}
+	r.closers = closers
+	return r, nil
+}
+
+func fromEnv[P any](ctx context.Context, getenv func(string) string, name string, m *Mux[P], closers *[]io.Closer) (P, error) {
+	p, err := m.Open(ctx, getenv(name))
+	if err != nil {
+		return p, fmt.Errorf("psych: %s: %w", name, err)
+	}
+	if c, ok := any(p).(io.Closer); ok {
+		*closers = append(*closers, c)
+	}
+	return p, nil
 }
