@@ -50,11 +50,12 @@ func (o Outcome) String() string {
 
 // Engine constants (FORMATS, "Engine").
 const (
-	flushWindow  = 500 * time.Millisecond
-	idleStream   = 60 * time.Second
-	modelRetries = 4
-	maxFruitless = 3
-	stopGrace    = 5 * time.Second // that a cancelled tool or model has to return
+	flushWindow   = 500 * time.Millisecond
+	idleStream    = 60 * time.Second
+	modelRetries  = 4
+	maxFruitless  = 3
+	maxRetryAfter = 5 * time.Minute // that a provider is granted
+	stopGrace     = 5 * time.Second // that a cancelled tool or model has to return
 )
 
 // Drive claims the Run and runs turns until its exchange closes, the time that
@@ -247,11 +248,11 @@ func (d *driver) look() error {
 
 // drive runs the attempt to its end.
 func (d *driver) drive(caller context.Context) (Outcome, error) {
-	ctx, cancel := context.WithCancel(caller)
+	ctx, cancel := caller, context.CancelFunc(func() {})
 	if deadline, ok := caller.Deadline(); ok {
 		// The context's deadline is of the real clock, whatever Options.Now says.
-		ctx, cancel = context.WithDeadline(caller, deadline.Add(-d.o.Margin))
 		d.deadline = deadline.Add(-d.o.Margin)
+		ctx, cancel = context.WithDeadline(caller, d.deadline)
 	}
 	defer cancel()
 	store, done := context.WithCancel(context.WithoutCancel(caller))
@@ -317,7 +318,7 @@ func (d *driver) giveUp(err error) (Outcome, error) {
 		due, status = time.Time{}, StatusFailed // it would be the same for ever
 	case errors.As(err, &unsupported):
 		due = d.now().Add(MaxLease) // a worker of the newer release may take it before
-	case len(d.pending) > 0 && d.unsure(err):
+	case errors.Is(err, errUnsure):
 		return 0, err // only the same append may follow: let the lease expire
 	}
 	if rerr := repeat(d.store, func() error { return d.rt.store.Release(d.store, d.lease, due, status) }); rerr != nil {
@@ -325,9 +326,6 @@ func (d *driver) giveUp(err error) (Outcome, error) {
 	}
 	return 0, err
 }
-
-// unsure reports whether an append may still be on its way.
-func (d *driver) unsure(err error) bool { return errors.Is(err, errUnsure) }
 
 var errUnsure = errors.New("psych: the outcome of an append is unknown")
 
@@ -806,7 +804,7 @@ func (d *driver) retry(f *ModelCallFailed) (Outcome, error) {
 	case s.tries > modelRetries:
 		return 0, d.close(StatusFailed, "model", fmt.Sprintf("the model failed %d times in a row, at last with: %s. Send the message again later", s.tries, f.Message))
 	}
-	wait := max(time.Second<<(s.tries-1), time.Duration(f.RetryMillis)*time.Millisecond)
+	wait := max(time.Second<<(s.tries-1), min(time.Duration(f.RetryMillis)*time.Millisecond, maxRetryAfter))
 	if !d.deadline.IsZero() && time.Until(d.deadline) < wait+d.o.Floor {
 		return d.yield(d.now().Add(wait))
 	}

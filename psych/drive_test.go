@@ -301,11 +301,17 @@ func TestPausedPastItsLease(t *testing.T) {
 			paused := false
 			synctest.Test(t, func(t *testing.T) {
 				var ran atomic.Int64
-				tool := psych.NewTool("once", "", func(context.Context, *psych.Call, struct{}) (string, error) {
-					ran.Add(1)
-					return "ok", nil
-				}, nil)
-				h := newHarness(t, "steps: [{calls: [{name: once}]}, {text: done}]", tool)
+				began := time.Now()
+				tool := func(first bool) *psych.Tool {
+					return psych.NewTool("once", "", func(context.Context, *psych.Call, struct{}) (string, error) {
+						ran.Add(1)
+						if first && time.Since(began) > time.Minute {
+							t.Errorf("write %d, behind %v: the zombie began a tool after its lease was over", n, behind)
+						}
+						return "ok", nil
+					}, nil)
+				}
+				h := newHarness(t, "steps: [{calls: [{name: once}]}, {text: done}]", tool(true))
 				key := h.start("go")
 				var first atomic.Bool
 				first.Store(true)
@@ -333,11 +339,15 @@ func TestPausedPastItsLease(t *testing.T) {
 				}()
 				time.Sleep(2 * time.Minute)
 				other := harness{t: t, tap: &tap{Store: h.tap.Store}, blobs: h.blobs, model: h.model, o: h.o, spec: h.spec}
+				other.o.Tools = []*psych.Tool{tool(false)}
 				other.restart()
 				out, err := other.rt.Drive(context.Background(), key, nil)
 				zombie := <-done
 				if err != nil || out != psych.Closed && out != psych.Idle {
 					t.Fatalf("write %d, behind %v: the second driver: %v, %v; the first: %s", n, behind, out, err, zombie)
+				}
+				if strings.Contains(zombie, string(psych.StaleAttempt)) {
+					t.Errorf("write %d, behind %v: the zombie took its own lateness for corruption: %s", n, behind, zombie)
 				}
 				rep := other.report(key)
 				if rep.Status != psych.StatusCompleted || ran.Load() > 1 {
@@ -409,6 +419,59 @@ func TestPostedAtEveryPoint(t *testing.T) {
 	if points < 8 {
 		t.Errorf("only %d points were tried", points)
 	}
+}
+
+// A claim whose answer was lost counts from its first sending.
+func TestLeaseCountsFromTheFirstSending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, "steps: [{text: done}]")
+		key := h.start("go")
+		h.tap.hook(nil, func(m string) error {
+			switch {
+			case m == "Claim" && h.tap.count(m) == 1:
+				time.Sleep(40 * time.Second)
+				return fmt.Errorf("%w: %w", psych.ErrUnavailable, errLost)
+			case m == "Append":
+				time.Sleep(25 * time.Second)
+			}
+			return nil
+		})
+		done := make(chan error)
+		go func() {
+			_, err := h.rt.Drive(context.Background(), key, nil)
+			done <- err
+		}()
+		time.Sleep(62 * time.Second)
+		other := harness{t: t, tap: &tap{Store: h.tap.Store}, o: h.o}
+		other.play("steps: [{text: done}]")
+		other.restart()
+		other.drive(key)
+		if err := <-done; !errors.Is(err, psych.ErrLeaseLost) || len(h.model.Requests()) != 0 {
+			t.Errorf("%v; the first driver made %d model calls without a lease", err, len(h.model.Requests()))
+		}
+	})
+}
+
+// A message that comes during an append so slow that the lease is renewed
+// before the effect is not overlooked at the release.
+func TestPostedDuringASlowAppend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, "steps: [{text: one}, {text: two}]")
+		key := h.start("go")
+		h.tap.hook(nil, func(m string) error {
+			if m != "Append" {
+				return nil
+			}
+			h.tap.hook(nil, nil)
+			err := h.rt.Send(context.Background(), key, psych.ClientMessage{ID: "m2", Text: "also"})
+			time.Sleep(55 * time.Second)
+			return err
+		})
+		h.drive(key)
+		if rep := h.report(key); rep.Waiting != 0 || len(rep.Exchanges) != 2 {
+			t.Errorf("%d messages wait, %+v", rep.Waiting, rep.Exchanges)
+		}
+	})
 }
 
 func TestPostWakes(t *testing.T) {
