@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -146,6 +147,9 @@ func (d *driver) tool(name string) *Tool {
 	return nil
 }
 
+// isBuiltIn reports whether name is one of psych's own tools.
+func isBuiltIn(name string) bool { return slices.Contains(reservedTools, name) }
+
 func (t *Tool) idempotent() bool { return t.opts.Idempotent }
 
 // job checks a call before it begins. A failure is its result, and nothing
@@ -165,6 +169,9 @@ func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
 			known = append(known, def.Name)
 		}
 		return fail(CodeUnknownTool, unknownToolMessage(c.asked.Name, known))
+	}
+	if slices.Contains(d.state.exchange.withheld, c.asked.Name) {
+		return fail(CodeWithheld, fmt.Sprintf("%s failed the same way %d times in a row, and is withheld until the user's next message. Go on without it.", c.asked.Name, maxSameFailure))
 	}
 	args, err := c.asked.Arguments.load(d.store, d.rt.o.Blobs, d.key)
 	if err != nil {

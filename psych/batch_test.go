@@ -336,3 +336,58 @@ func TestBlobStoreFailsOnce(t *testing.T) {
 		}
 	})
 }
+
+// A tool that fails the same way three turns in a row is withheld for the
+// exchange, and the model is told; other failures, and one success between
+// them, keep it.
+func TestFailureStreak(t *testing.T) {
+	var ran []string
+	flaky := psych.NewTool("flaky", "", func(_ context.Context, _ *psych.Call, in struct {
+		How string `json:"how"`
+	}) (string, error) {
+		ran = append(ran, in.How)
+		if in.How == "" {
+			return "fine", nil
+		}
+		return "", errors.New(in.How)
+	}, nil)
+	h := newHarness(t, `
+steps:
+- calls: [{name: flaky, arguments: {how: down}}, {name: flaky, arguments: {how: down}}]
+- calls: [{name: flaky, arguments: {how: down}}]
+- calls: [{name: flaky, arguments: {how: ""}}]
+- calls: [{name: flaky, arguments: {how: down}}]
+- calls: [{name: flaky, arguments: {how: other}}]
+- calls: [{name: flaky, arguments: {how: down}}]
+- calls: [{name: flaky, arguments: {how: down}}]
+- calls: [{name: flaky, arguments: {how: down}}]
+  forbid: ['Withheld: flaky']
+- calls: [{name: flaky, arguments: {how: ""}}]
+  require: ['Withheld: flaky \(it failed the same way 3 times in a row\)']
+- text: without it
+  require: ["withheld until the user's next message"]
+  forbid: ['Withheld: flaky']
+- calls: [{name: flaky, arguments: {how: ""}}]
+- text: with it
+`, flaky)
+	key := h.start("go")
+	h.drive(key)
+	rep := h.report(key)
+	if rep.Status != psych.StatusCompleted {
+		t.Fatalf("%s %+v", rep.Status, rep.Exchanges)
+	}
+	if c := rep.ToolCalls[len(rep.ToolCalls)-1]; c.Code != psych.CodeWithheld || len(ran) != 9 {
+		t.Errorf("%+v; ran %q", c, ran)
+	}
+	sent := h.model.Requests()
+	for i := 1; i < len(sent); i++ {
+		if !strings.HasPrefix(string(sent[i].Prefix()), string(sent[i-1].Prefix())) {
+			t.Errorf("request %d does not begin with the one before it", i+1)
+		}
+	}
+	h.restart()
+	h.send(key, "again")
+	if rep := h.report(key); rep.Status != psych.StatusCompleted || len(ran) != 10 {
+		t.Errorf("the next exchange: %s, ran %q", rep.Status, ran)
+	}
+}

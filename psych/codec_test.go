@@ -41,7 +41,7 @@ func testEvents() []Event {
 		&AttemptStarted{},
 		&UserMessage{ID: "m-1", Text: text("line\nof <text> & \x00 \"quotes\"")},
 		&ModelCallStarted{Turn: 3, Try: 1, Model: "m", Codec: "c/1", Tools: &d, Static: &d, Dynamic: &d, Prefix: &d, History: d, Messages: 4,
-			Chars: [4]int{1, 2, 3, 4}, Breaks: []Break{{2, MemoryChanged}}, Tail: &Tail{Now: testTime.Truncate(time.Minute)}, Memory: ptr(text("likes tea"))},
+			Chars: [4]int{1, 2, 3, 4}, Breaks: []Break{{2, MemoryChanged}}, Tail: &Tail{Now: testTime.Truncate(time.Minute), News: []string{"n"}}, Memory: ptr(text("likes tea"))},
 		&ModelCallFinished{Turn: 3, Stop: StopToolUse, Sent: 99, Milliseconds: 5,
 			Usage: Usage{Input: ptr(int64(1)), CacheRead: ptr(int64(0)), Output: ptr(int64(3))},
 			Blocks: []Said{

@@ -50,12 +50,13 @@ func (o Outcome) String() string {
 
 // Engine constants (FORMATS, "Engine").
 const (
-	flushWindow   = 500 * time.Millisecond
-	idleStream    = 60 * time.Second
-	modelRetries  = 4
-	maxFruitless  = 3
-	maxRetryAfter = 5 * time.Minute // that a provider is granted
-	stopGrace     = 5 * time.Second // that a cancelled tool or model has to return
+	flushWindow    = 500 * time.Millisecond
+	idleStream     = 60 * time.Second
+	modelRetries   = 4
+	maxFruitless   = 3
+	maxSameFailure = 3
+	maxRetryAfter  = 5 * time.Minute // that a provider is granted
+	stopGrace      = 5 * time.Second // that a cancelled tool or model has to return
 )
 
 // Drive claims the Run and runs turns until its exchange closes, the time that

@@ -52,6 +52,15 @@ type exchange struct {
 	begun    bool // a model was called
 	trimmed  bool // since the context was full
 	aborting bool
+	streaks  map[string]streak // by tool
+	withheld []string          // tools that failed the same way too often, in that order
+	told     int               // of withheld: as many as the model was told of
+}
+
+// A streak is a tool that fails the same way, turn after turn.
+type streak struct {
+	how   Digest
+	turns int
 }
 
 // A batch is the calls of one answer.
@@ -250,6 +259,9 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 		s.memory = e.Memory
 	}
 	s.exchange.begun = true
+	if e.Tail != nil {
+		s.exchange.told += len(e.Tail.News)
+	}
 	s.calling, s.untold, s.failure, s.answered = true, true, nil, nil
 	return nil
 }
@@ -490,10 +502,62 @@ func (s *state) toolCallFinished(r *Record, e *ToolCallFinished) error {
 	}
 	if s.batch.open--; s.batch.open == 0 {
 		s.elide(s.batch)
+		s.countStreaks(s.batch)
 		s.batch.item = len(s.history)
 		s.history = append(s.history, item{results: s.batch})
 	}
 	return nil
+}
+
+// countStreaks withholds a tool of the Spec's that failed the same way several
+// turns in a row. Calls of one turn count once, since the model could not have
+// learned in between.
+func (s *state) countStreaks(b *batch) {
+	x := s.exchange
+	failed := map[string]*ToolCallFinished{}
+	for _, c := range b.calls {
+		name := c.asked.Name
+		switch {
+		case isBuiltIn(name) || c.done.Code == CodeCut || c.done.Code == CodeWithheld:
+		case c.done.Outcome == Succeeded:
+			delete(x.streaks, name)
+			failed[name] = nil
+		case c.done.Outcome == Failed:
+			if last, seen := failed[name]; !seen || last != nil {
+				failed[name] = c.done
+			}
+		}
+	}
+	for _, c := range b.calls { // in order, so that one log has one state
+		name := c.asked.Name
+		e := failed[name]
+		if e == nil {
+			continue
+		}
+		failed[name] = nil
+		how := digest(e.Code, string(firstChars(e.Result.begin(), maxFailureChars)))
+		k := x.streaks[name]
+		if k.how != how {
+			k = streak{how: how}
+		}
+		k.turns++
+		if x.streaks == nil {
+			x.streaks = map[string]streak{}
+		}
+		x.streaks[name] = k
+		if k.turns == maxSameFailure {
+			x.withheld = append(x.withheld, name)
+		}
+	}
+}
+
+// news is what the model has not been told yet.
+func (s *state) news() []string {
+	var lines []string
+	for _, name := range s.exchange.withheld[s.exchange.told:] {
+		lines = append(lines, fmt.Sprintf("Withheld: %s (it failed the same way %d times in a row)", wireName(name), maxSameFailure))
+	}
+	return lines
 }
 
 func (s *state) exchangeClosed(r *Record, e *ExchangeClosed) error {

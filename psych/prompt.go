@@ -272,7 +272,11 @@ func textBlocks(to []Block, text []byte) []Block {
 
 // text is the trailing message: a function of what the record keeps of it.
 func (t *Tail) text() string {
-	return "[Context from the system, not from the user]\nNow: " + t.Now.UTC().Format("2006-01-02 15:04 UTC, Monday")
+	lines := append([]string{
+		"[Context from the system, not from the user]",
+		"Now: " + t.Now.UTC().Format("2006-01-02 15:04 UTC, Monday"),
+	}, t.News...)
+	return strings.Join(lines, "\n")
 }
 
 // start makes the record of a model call that sends what p holds now, against

@@ -82,7 +82,8 @@ type ModelCallStarted struct {
 
 // A Tail is what a trailing message is made of.
 type Tail struct {
-	Now time.Time `json:"now"` // to the minute
+	Now  time.Time `json:"now"` // to the minute
+	News []string  `json:"news,omitempty"`
 }
 
 // ModelCallFinished is what the model said.
@@ -157,6 +158,7 @@ const (
 	CodeArguments     = "invalid_arguments"
 	CodeUnknownTool   = "unknown_tool"
 	CodeCut           = "response_cut"
+	CodeWithheld      = "withheld" // it failed the same way too often
 )
 
 // AbortRequested is a request to end an exchange, delivered.

@@ -118,10 +118,11 @@ func (d *driver) prepare() (*Request, error) {
 		}
 	}
 	var tail Wire
-	if s.exchange.turns > 0 {
+	if !s.untold || d.tail == nil { // another try sends the same
 		d.tail = nil
-	} else if d.tail == nil || !s.untold {
-		d.tail = &Tail{Now: d.now().Truncate(time.Minute)}
+		if news := s.news(); s.exchange.turns == 0 || len(news) > 0 {
+			d.tail = &Tail{Now: d.now().Truncate(time.Minute), News: news}
+		}
 	}
 	if d.tail != nil {
 		b, err := codec.EncodeTail(d.tail.text())
