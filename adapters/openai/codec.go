@@ -1,0 +1,555 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/psych-go/psych-go/psych"
+)
+
+// codecID names the encoding of this file; it changes when a byte does.
+const codecID = "openai-chat/1"
+
+// How messages begin and end. Nothing else writes them, so that a look at a few
+// bytes tells the role and where a text may be put in.
+const (
+	systemStart    = `{"role":"system","content":`
+	userStart      = `{"role":"user","content":`
+	assistantStart = `{"role":"assistant","content":`
+	toolStart      = `{"role":"tool","tool_call_id":`
+	textStart      = `{"type":"text","text":"`
+	textEnd        = `"}`
+	stringEnd      = `"}`
+	partsEnd       = `]}`
+	emptyEnd       = `:""}` // an unescaped quote ends a string, so nothing else ends so
+	blankLine      = `\n\n`
+)
+
+// codec writes JSON by appending, since an engine's turn is measured with it.
+type codec struct {
+	limits        psych.ModelLimits
+	parts         bool // contents are lists of parts, which markers need, not strings
+	dropReasoning bool
+}
+
+var _ psych.Codec = (*codec)(nil)
+
+func (c *codec) Limits() psych.ModelLimits { return c.limits }
+
+func (c *codec) ID() string {
+	id := codecID
+	if c.parts {
+		id += "+parts"
+	}
+	if c.dropReasoning {
+		id += "-reasoning"
+	}
+	return id
+}
+
+// EncodeTools writes a JSON array in the order of names, schemas byte for byte
+// but for a root without properties, which gets empty ones: OpenAI demands
+// them, and they mean the same.
+func (c *codec) EncodeTools(defs []psych.ToolDef) ([]byte, error) {
+	if len(defs) == 0 {
+		return nil, nil
+	}
+	byName := func(a, b psych.ToolDef) int { return strings.Compare(a.Name, b.Name) }
+	if !slices.IsSortedFunc(defs, byName) {
+		defs = slices.Clone(defs)
+		slices.SortStableFunc(defs, byName)
+	}
+	size := 2
+	for _, d := range defs {
+		size += len(d.Name) + len(d.Description) + len(d.Schema) + 128
+	}
+	b := append(make([]byte, 0, size), '[')
+	for i, d := range defs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"type":"function","function":{"name":`...)
+		b = appendString(b, d.Name)
+		if d.Description != "" {
+			b = append(b, `,"description":`...)
+			b = appendString(b, d.Description)
+		}
+		b = append(b, `,"parameters":`...)
+		var err error
+		if b, err = appendSchema(b, d.Schema); err != nil {
+			return nil, fmt.Errorf("openai: encode tool %.80q: %w: %w", d.Name, psych.ErrInvalid, err)
+		}
+		b = append(b, "}}"...)
+	}
+	return append(b, ']'), nil
+}
+
+func appendSchema(b []byte, schema json.RawMessage) ([]byte, error) {
+	schema = bytes.TrimSpace(schema)
+	if len(schema) == 0 {
+		return append(b, `{"type":"object","properties":{}}`...), nil
+	}
+	var root map[string]json.RawMessage
+	if err := json.Unmarshal(schema, &root); err != nil || root == nil {
+		return nil, fmt.Errorf("its schema is not a JSON object")
+	}
+	if _, ok := root["properties"]; ok {
+		return append(b, schema...), nil
+	}
+	b = append(b, `{"properties":{}`...)
+	if len(root) > 0 {
+		b = append(b, ',')
+	}
+	return append(b, schema[1:]...), nil
+}
+
+// EncodeSystem writes one system message without its end, so that zone 2 goes
+// on where zone 1 stops.
+func (c *codec) EncodeSystem(static []string, dynamic string) (zone1, zone2 []byte, err error) {
+	for _, s := range static {
+		zone1 = c.appendSystem(zone1, s, len(zone1) > 0)
+	}
+	return zone1, c.appendSystem(nil, dynamic, len(zone1) > 0), nil
+}
+
+func (c *codec) appendSystem(b []byte, text string, begun bool) []byte {
+	switch {
+	case text == "":
+		return b
+	case c.parts && begun:
+		b = append(b, ',')
+	case c.parts:
+		b = append(b, systemStart+`[`...)
+	case begun:
+		b = append(b, blankLine...)
+	default:
+		b = append(b, systemStart+`"`...)
+	}
+	if c.parts {
+		return appendPart(b, text)
+	}
+	return appendEscaped(b, text)
+}
+
+// EncodeMessage writes a JSON object, for results one each with commas in
+// between, for an assistant's message without text and calls nothing.
+func (c *codec) EncodeMessage(m *psych.Message) (b []byte, marker int, err error) {
+	switch m.Role {
+	case psych.RoleUser:
+		b, err = c.encodeUser(m.Blocks)
+	case psych.RoleAssistant:
+		b, err = c.encodeAssistant(m.Blocks)
+	case psych.RoleTool:
+		b, err = c.encodeResults(m.Blocks)
+	default:
+		err = fmt.Errorf("role %.80q is not known", string(m.Role))
+	}
+	if err != nil {
+		return nil, -1, fmt.Errorf("openai: encode message: %w: %w", psych.ErrInvalid, err)
+	}
+	marker = -1
+	if c.parts && bytes.HasSuffix(b, []byte(`"}`+partsEnd)) && !bytes.HasPrefix(b, []byte(assistantStart)) {
+		marker = len(b) - len(`}`+partsEnd)
+	}
+	return b, marker, nil
+}
+
+// EncodeTail writes the text as it stands within a JSON string.
+func (c *codec) EncodeTail(text string) ([]byte, error) {
+	if text == "" {
+		return nil, nil
+	}
+	return appendEscaped(make([]byte, 0, len(text)+16), text), nil
+}
+
+// sizeOf guesses the encoded size, so that most messages are one allocation.
+func sizeOf(blocks []psych.Block) int {
+	n := 96
+	for i := range blocks {
+		b := &blocks[i]
+		n += 32 + len(b.Text) + len(b.Text)/16 + len(b.Provider)
+		if c := b.Call; c != nil {
+			n += 80 + len(c.ID) + len(c.Name) + len(c.Arguments) + len(c.Arguments)/4
+		}
+		if r := b.Result; r != nil {
+			n += 80 + len(r.CallID) + len(r.Text) + len(r.Text)/16
+		}
+	}
+	return n
+}
+
+func (c *codec) encodeUser(blocks []psych.Block) ([]byte, error) {
+	texts := make([]string, 0, 4)
+	for i := range blocks {
+		b := &blocks[i]
+		if b.Call != nil || b.Result != nil || b.Provider != nil {
+			return nil, fmt.Errorf("block %d of a user's message is not a text", i)
+		}
+		texts = append(texts, b.Text)
+	}
+	b := append(make([]byte, 0, sizeOf(blocks)), userStart...)
+	return append(c.appendContent(b, "", texts...), '}'), nil
+}
+
+// appendContent writes texts as parts or as a string with blank lines in
+// between. A part without text is refused by some servers: nothing is "".
+func (c *codec) appendContent(b []byte, prefix string, texts ...string) []byte {
+	n := 0
+	for _, t := range texts {
+		if t == "" {
+			continue
+		}
+		switch {
+		case c.parts && n == 0:
+			b = append(b, '[')
+		case c.parts:
+			b = append(b, ',')
+		case n == 0:
+			b = append(b, '"')
+		default:
+			b = append(b, blankLine...)
+		}
+		if c.parts {
+			b = append(b, textStart...)
+		}
+		if n == 0 {
+			b = append(b, prefix...)
+		}
+		b = appendEscaped(b, t)
+		if c.parts {
+			b = append(b, textEnd...)
+		}
+		n++
+	}
+	switch {
+	case n == 0:
+		return append(b, `""`...)
+	case c.parts:
+		return append(b, ']')
+	}
+	return append(b, '"')
+}
+
+func (c *codec) encodeResults(blocks []psych.Block) ([]byte, error) {
+	if len(blocks) == 0 {
+		return nil, nil
+	}
+	b := make([]byte, 0, sizeOf(blocks))
+	for i := range blocks {
+		r := blocks[i].Result
+		if r == nil {
+			return nil, fmt.Errorf("block %d of a tool's message is not a result", i)
+		}
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, toolStart...)
+		b = appendString(b, r.CallID)
+		b = append(b, `,"content":`...)
+		prefix := ""
+		if r.IsError {
+			prefix = "Error: " // a tool message has no other way to say so
+		}
+		b = append(c.appendContent(b, prefix, r.Text), '}')
+	}
+	return b, nil
+}
+
+func (c *codec) encodeAssistant(blocks []psych.Block) ([]byte, error) {
+	var ours kept
+	calls, texts := 0, 0
+	for i := range blocks {
+		switch b := &blocks[i]; {
+		case b.Result != nil:
+			return nil, fmt.Errorf("block %d of the assistant's message is a result", i)
+		case b.Call != nil:
+			calls++
+		case b.Provider != nil:
+			ours.read(b.Provider)
+		case b.Text != "":
+			texts++
+		}
+	}
+	if calls == 0 && texts == 0 {
+		return nil, nil
+	}
+	b := append(make([]byte, 0, sizeOf(blocks)), assistantStart...)
+	if texts == 0 {
+		b = append(b, "null"...)
+	} else {
+		b = append(b, '"')
+		n := 0
+		for i := range blocks {
+			if t := blocks[i].Text; t != "" && blocks[i].Call == nil && blocks[i].Provider == nil {
+				if n++; n > 1 {
+					b = append(b, blankLine...)
+				}
+				b = appendEscaped(b, t)
+			}
+		}
+		b = append(b, '"')
+	}
+	if calls > 0 {
+		b = append(b, `,"tool_calls":[`...)
+		n := 0
+		for i := range blocks {
+			if blocks[i].Call == nil {
+				continue
+			}
+			if n > 0 {
+				b = append(b, ',')
+			}
+			b = appendCall(b, blocks[i].Call, ours.call(n))
+			n++
+		}
+		b = append(b, ']')
+	}
+	for _, f := range ours.message {
+		if f.key == "role" || f.key == "content" || f.key == "tool_calls" || c.dropReasoning && isReasoning(f.key) {
+			continue
+		}
+		b = appendField(b, f)
+	}
+	return append(b, '}'), nil
+}
+
+func isReasoning(key string) bool {
+	return key == "reasoning_content" || key == "reasoning" || key == "reasoning_details"
+}
+
+func appendCall(b []byte, c *psych.ToolCall, extra []field) []byte {
+	b = append(b, `{"id":`...)
+	b = appendString(b, c.ID)
+	b = append(b, `,"type":"function","function":{"name":`...)
+	b = appendString(b, c.Name)
+	b = append(b, `,"arguments":"`...)
+	if json.Valid(c.Arguments) {
+		b = appendEscaped(b, string(c.Arguments))
+	} else {
+		b = append(b, "{}"...)
+	}
+	b = append(b, '"')
+	for _, f := range extra {
+		if f.key == "function" {
+			inner, _ := fieldsOf(f.value) // of another kind: there is nothing to keep
+			for _, f := range inner {
+				if f.key != "name" && f.key != "arguments" {
+					b = appendField(b, f)
+				}
+			}
+		}
+	}
+	b = append(b, '}')
+	for _, f := range extra {
+		if f.key != "function" && f.key != "id" && f.key != "type" {
+			b = appendField(b, f)
+		}
+	}
+	return append(b, '}')
+}
+
+func appendField(b []byte, f field) []byte {
+	value, ok := sendable(f.value)
+	if !ok {
+		return b
+	}
+	b = append(b, ',')
+	b = appendString(b, f.key)
+	b = append(b, ':')
+	return append(b, value...)
+}
+
+// maxDepth is how deep a value may be nested: parsers of servers stop at 128 or
+// so, of the whole body, and would refuse each later request of a Run.
+const maxDepth = 100
+
+// sendable returns JSON as any parser takes it: the same bytes, unless they
+// hold what is no UTF-8 or half of a surrogate pair. What is nested too deep is
+// not sent at all.
+func sendable(raw json.RawMessage) (json.RawMessage, bool) {
+	depth, deepest, half := 0, 0, false
+	for i, in := 0, false; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case in && c == '\\':
+			half = half || raw[i+1] == 'u' && raw[i+2]|0x20 == 'd'
+			i++
+		case c == '"':
+			in = !in
+		case in:
+		case c == '{' || c == '[':
+			depth++
+			deepest = max(deepest, depth)
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	if deepest > maxDepth {
+		return nil, false
+	}
+	if half {
+		raw = repairSurrogates(raw)
+	}
+	if !utf8.Valid(raw) {
+		raw = bytes.ToValidUTF8(raw, []byte("\uFFFD"))
+	}
+	return raw, true
+}
+
+// repairSurrogates replaces each half of a pair that stands alone by \ufffd.
+func repairSurrogates(raw json.RawMessage) json.RawMessage {
+	out := make([]byte, 0, len(raw))
+	unit := func(i int) rune {
+		if i+6 > len(raw) || raw[i] != '\\' || raw[i+1] != 'u' {
+			return 0
+		}
+		n, err := strconv.ParseUint(string(raw[i+2:i+6]), 16, 16)
+		if err != nil {
+			return 0 // can't be: it is JSON
+		}
+		return rune(n)
+	}
+	for i := 0; i < len(raw); {
+		switch u := unit(i); {
+		case utf16.IsSurrogate(u) && utf16.DecodeRune(u, unit(i+6)) != utf8.RuneError:
+			out = append(out, raw[i:i+12]...)
+			i += 12
+		case utf16.IsSurrogate(u):
+			out = append(out, `\ufffd`...)
+			i += 6
+		case raw[i] == '\\':
+			out = append(out, raw[i:i+2]...)
+			i += 2
+		default:
+			out = append(out, raw[i])
+			i++
+		}
+	}
+	return out
+}
+
+// keptType marks the provider blocks of this package: those of another
+// provider mean nothing to these servers and stay in the log alone.
+const keptType = "openai.chat"
+
+// kept is what a server sent beyond what a message of psych holds: a provider
+// block {"type":"openai.chat","message":{…},"calls":[{…},null,…]}.
+type kept struct {
+	message []field
+	calls   []json.RawMessage
+}
+
+func (k *kept) read(block json.RawMessage) {
+	var raw struct {
+		Type    string            `json:"type"`
+		Message json.RawMessage   `json:"message"`
+		Calls   []json.RawMessage `json:"calls"`
+	}
+	if json.Unmarshal(block, &raw) != nil || raw.Type != keptType {
+		return
+	}
+	k.message, _ = fieldsOf(raw.Message) // absent when only calls have something
+	k.calls = raw.Calls
+}
+
+func (k *kept) call(n int) []field {
+	if n >= len(k.calls) {
+		return nil
+	}
+	fields, _ := fieldsOf(k.calls[n]) // null for most
+	return fields
+}
+
+// A field is a member of a JSON object, its value byte for byte.
+type field struct {
+	key   string
+	value json.RawMessage
+}
+
+// fieldsOf returns the members of an object in their order, the first of those
+// with one key; nothing for null and no bytes.
+func fieldsOf(object []byte) ([]field, error) {
+	object = bytes.TrimSpace(object)
+	if len(object) == 0 || string(object) == "null" {
+		return nil, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(object))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, fmt.Errorf("want a JSON object, got %.40q", object)
+	}
+	var fields []field
+	seen := map[string]struct{}{}
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		f := field{key: t.(string)}
+		if err := dec.Decode(&f.value); err != nil {
+			return nil, err
+		}
+		if _, ok := seen[f.key]; !ok {
+			seen[f.key] = struct{}{}
+			fields = append(fields, f)
+		}
+	}
+	return fields, nil
+}
+
+func appendPart(b []byte, text string) []byte {
+	b = append(b, textStart...)
+	b = appendEscaped(b, text)
+	return append(b, textEnd...)
+}
+
+func appendString(b []byte, s string) []byte {
+	b = append(b, '"')
+	b = appendEscaped(b, s)
+	return append(b, '"')
+}
+
+const hexDigits = "0123456789abcdef"
+
+// appendEscaped appends s as it stands within a JSON string, escaping only what
+// JSON demands. A byte that is not UTF-8 becomes \ufffd.
+func appendEscaped(b []byte, s string) []byte {
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c < utf8.RuneSelf {
+			if c >= 0x20 && c != '"' && c != '\\' {
+				i++
+				continue
+			}
+			b = append(b, s[start:i]...)
+			switch c {
+			case '"', '\\':
+				b = append(b, '\\', c)
+			case '\n':
+				b = append(b, `\n`...)
+			case '\t':
+				b = append(b, `\t`...)
+			case '\r':
+				b = append(b, `\r`...)
+			default:
+				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
+			}
+			i++
+			start = i
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if r == utf8.RuneError && size == 1 {
+			b = append(b, s[start:i]...)
+			b = append(b, `\ufffd`...)
+			start = i + 1
+		}
+		i += size
+	}
+	return append(b, s[start:]...)
+}

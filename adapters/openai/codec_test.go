@@ -1,0 +1,524 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/psych-go/psych-go/psych"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+const odd = "quote \" back \\ slash / <b>&amp; nul \x00 esc \x1b[31m del \x7f tab\t nl\n cr\r ls\u2028 日本 ☃ 🂡 bad \xff\xc3( cut \xe2\x98"
+
+func toolCall(id, name, args string) psych.Block {
+	return psych.Block{Call: &psych.ToolCall{ID: id, Name: name, Arguments: json.RawMessage(args)}}
+}
+
+func toolResult(id, text string, failed bool) psych.Block {
+	return psych.Block{Result: &psych.ToolOutput{CallID: id, Text: text, IsError: failed}}
+}
+
+// builder encodes a request as psych does: each message once, chained.
+type builder struct {
+	t interface {
+		Helper()
+		Fatal(...any)
+	}
+	c   psych.Codec
+	req psych.Request
+}
+
+func wireOf(b []byte, marker int) psych.Wire {
+	return psych.Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: marker}
+}
+
+func (b *builder) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *builder) tools(defs ...psych.ToolDef) {
+	raw, err := b.c.EncodeTools(defs)
+	b.must(err)
+	b.req.Tools = wireOf(raw, -1)
+}
+
+func (b *builder) system(dynamic string, static ...string) {
+	z1, z2, err := b.c.EncodeSystem(static, dynamic)
+	b.must(err)
+	b.req.System = [2]psych.Wire{wireOf(z1, -1), wireOf(z2, -1)}
+}
+
+func (b *builder) say(role psych.Role, blocks ...psych.Block) {
+	raw, marker, err := b.c.EncodeMessage(&psych.Message{Role: role, Blocks: blocks})
+	b.must(err)
+	b.req.History = append(b.req.History, wireOf(raw, marker))
+}
+
+func (b *builder) tail(text string) {
+	raw, err := b.c.EncodeTail(text)
+	b.must(err)
+	b.req.Tail = wireOf(raw, -1)
+}
+
+// bodyOf joins the request and checks what holds of every body: it is JSON
+// that holds nothing but text, and its size and characters are those stated.
+func bodyOf(t interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}, m *Model, req *psych.Request) []byte {
+	t.Helper()
+	b := m.join(req)
+	var out bytes.Buffer
+	if _, err := out.ReadFrom(b.open()); err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case !json.Valid(out.Bytes()):
+		t.Fatalf("not JSON: %s", out.Bytes())
+	case int64(out.Len()) != b.size:
+		t.Fatalf("%d bytes, stated %d", out.Len(), b.size)
+	case utf8.RuneCount(out.Bytes()) != b.chars:
+		t.Fatalf("%d characters, stated %d", utf8.RuneCount(out.Bytes()), b.chars)
+	}
+	return out.Bytes()
+}
+
+var goldenTools = []psych.ToolDef{
+	{Name: "look", Description: odd, Schema: json.RawMessage(`{ "type":"object", "properties":{"x":{"const":1.0}}, "<":"\u003c" }`)},
+	{Name: "any", Schema: json.RawMessage(`{"type":"object"}`)},
+	{Name: "none"},
+}
+
+const tailText = "[Context from the system, not from the user]\nNow: 2026-11-29 22:23 UTC, Sunday"
+
+// goldens are requests of every shape; the encoding is recorded in logs by its
+// ID, so bytes that change need a new one.
+func goldens(t *testing.T) map[string]struct {
+	m   *Model
+	req *psych.Request
+} {
+	half := 0.5
+	all := map[string]struct {
+		m   *Model
+		req *psych.Request
+	}{}
+	add := func(name string, o *Options, build func(b *builder)) {
+		m := New("gpt-5", o)
+		b := &builder{t: t, c: m.Codec()}
+		build(b)
+		n := len(b.req.History)
+		if n > 0 {
+			b.req.Breaks = []int{n - 1}
+		}
+		if n > 2 {
+			b.req.Breaks = []int{n - 3, n - 1}
+		}
+		all[name] = struct {
+			m   *Model
+			req *psych.Request
+		}{m, &b.req}
+	}
+	conversation := func(b *builder) {
+		b.tools(goldenTools...)
+		b.system("You like tea.", "Be brief.", odd)
+		b.say(psych.RoleUser, psych.Block{Text: "hi"})
+		b.say(psych.RoleAssistant, psych.Block{Provider: json.RawMessage(`{"type":"openai.chat","message":{"reasoning_content":"I \u0061m","x":{ "y": [1.0] }},"calls":[null,{"extra_content":{"sig":"a=="},"function":{"strict":null}}]}`)},
+			psych.Block{Text: "I look."}, toolCall("c1_1", "look", `{"b": 1.0, "a": [1e400, 9007199254740993, "é\n"]}`), toolCall("c1_2", "look", `{}`))
+		b.say(psych.RoleTool, toolResult("c1_1", odd, false), toolResult("c1_2", "no such file", true))
+	}
+	add("conversation", nil, conversation)
+	add("conversation-options", &Options{DropReasoning: true, CacheKey: "team \"a\"", LegacyMaxTokens: true}, func(b *builder) {
+		conversation(b)
+		b.req.Options = psych.ModelOptions{MaxOutputTokens: 1000, Temperature: &half, Effort: "low"}
+		b.tail(tailText)
+	})
+	add("conversation-breakpoints", &Options{CacheBreakpoints: true}, func(b *builder) {
+		conversation(b)
+		b.req.Options = psych.ModelOptions{MaxOutputTokens: 1000}
+		b.tail(tailText)
+	})
+	first := func(b *builder) {
+		b.system("", "Be brief.")
+		b.say(psych.RoleUser, psych.Block{Text: odd})
+		b.tail(tailText)
+	}
+	add("first-turn", nil, first)
+	add("first-turn-breakpoints", &Options{CacheBreakpoints: true}, first)
+	bare := func(b *builder) {
+		b.system("You like tea.")
+		b.say(psych.RoleUser)
+		b.say(psych.RoleAssistant)
+		b.say(psych.RoleAssistant, psych.Block{Provider: json.RawMessage(`{"type":"thinking","signature":"x"}`)})
+		b.say(psych.RoleTool)
+		b.say(psych.RoleUser, psych.Block{Text: "one"}, psych.Block{}, psych.Block{Text: "two"})
+		b.say(psych.RoleAssistant, psych.Block{Text: "a"}, psych.Block{Text: "b"})
+		b.tail(tailText)
+	}
+	add("odd-messages", nil, bare)
+	add("odd-messages-breakpoints", &Options{CacheBreakpoints: true}, bare)
+	add("empty-result", &Options{CacheBreakpoints: true}, func(b *builder) {
+		b.say(psych.RoleUser, psych.Block{Text: "go"})
+		b.say(psych.RoleAssistant, toolCall("c1_1", "none", "not json"))
+		b.say(psych.RoleTool, toolResult("c1_1", "", false))
+		b.tail(tailText)
+	})
+	add("tail-alone", nil, func(b *builder) { b.tail(tailText) })
+	return all
+}
+
+func TestBodyGoldens(t *testing.T) {
+	for name, g := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			got := append(append([]byte(g.m.Codec().ID()+"\n"), bodyOf(t, g.m, g.req)...), '\n')
+			path := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("the body is\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+// messagesOf decodes the messages of a body.
+func messagesOf(t *testing.T, body []byte) []map[string]any {
+	t.Helper()
+	var b struct {
+		Messages []map[string]any `json:"messages"`
+	}
+	if err := json.Unmarshal(body, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Messages
+}
+
+// The trailing message is never a message of its own behind a user's or a
+// tool's, and without it the body is the same but for its text.
+func TestTailJoins(t *testing.T) {
+	for _, parts := range []bool{false, true} {
+		for _, last := range []psych.Role{psych.RoleUser, psych.RoleTool, psych.RoleAssistant} {
+			m := New("m", &Options{CacheBreakpoints: parts})
+			b := &builder{t: t, c: m.Codec()}
+			b.say(psych.RoleUser, psych.Block{Text: "hi"})
+			switch last {
+			case psych.RoleTool:
+				b.say(psych.RoleAssistant, toolCall("1", "f", "{}"))
+				b.say(psych.RoleTool, toolResult("1", "done", false))
+			case psych.RoleAssistant:
+				b.say(psych.RoleAssistant, psych.Block{Text: "hello"})
+			}
+			without := bodyOf(t, m, &b.req)
+			b.tail(tailText)
+			with := bodyOf(t, m, &b.req)
+
+			msgs := messagesOf(t, with)
+			want := len(b.req.History)
+			if last == psych.RoleAssistant {
+				want++
+			}
+			if len(msgs) != want {
+				t.Errorf("parts %v, after %s: %d messages, want %d", parts, last, len(msgs), want)
+			}
+			if text, _ := json.Marshal(msgs[len(msgs)-1]["content"]); !bytes.Contains(text, []byte("Now: 2026")) {
+				t.Errorf("parts %v, after %s: the last message is %s", parts, last, text)
+			}
+			if last == psych.RoleAssistant && msgs[len(msgs)-1]["role"] != "user" {
+				t.Errorf("after the assistant the tail is of role %v", msgs[len(msgs)-1]["role"])
+			}
+			const end = len(`"}]}]}`)
+			if !bytes.HasPrefix(with, without[:len(without)-end]) {
+				t.Errorf("parts %v, after %s: the tail changes what is before it:\n%s\n%s", parts, last, without, with)
+			}
+		}
+	}
+}
+
+func TestBreakpoints(t *testing.T) {
+	m := New("m", &Options{CacheBreakpoints: true})
+	b := &builder{t: t, c: m.Codec()}
+	b.system("memory", "instructions")
+	for range 5 {
+		b.say(psych.RoleUser, psych.Block{Text: "hi"})
+		b.say(psych.RoleAssistant, psych.Block{Text: "hello"})
+	}
+	b.tail(tailText)
+	// The second break is at an answer, which has nowhere to put a marker.
+	b.req.Breaks = []int{2, 9}
+	got := bodyOf(t, m, &b.req)
+	if n := bytes.Count(got, breakpoint); n != 4 {
+		t.Fatalf("%d breakpoints, want 4: %s", n, got)
+	}
+	for i, msg := range messagesOf(t, got) {
+		content, _ := json.Marshal(msg["content"])
+		marked := bytes.Contains(content, []byte("prompt_cache_breakpoint"))
+		if want := i == 0 || i == 3 || i == 9; marked != want { // the system message is the first
+			t.Errorf("message %d is marked: %v, want %v", i, marked, want)
+		}
+		if bytes.Contains(content, []byte("Now: 2026")) && marked {
+			t.Error("the trailing message is marked")
+		}
+	}
+	b.req.Breaks = []int{1, 1, 1, 1}
+	if n := bytes.Count(bodyOf(t, m, &b.req), breakpoint); n != 3 {
+		t.Errorf("one place is marked %d times, want 1", n-2)
+	}
+}
+
+func TestUnknownFieldsRoundTrip(t *testing.T) {
+	a := newAssembler(nil)
+	for _, c := range []string{
+		`{"choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"I \u0061","annotations":[{"u":1.50}]}}]}`,
+		`{"choices":[{"index":0,"delta":{"reasoning_content":"m \ud83c","flag":true}}]}`,
+		`{"choices":[{"index":0,"delta":{"reasoning_content":"\udca1","annotations":[{"u":2}],"meta":{"a":{"b":"x"}}}}]}`,
+		`{"choices":[{"index":0,"delta":{"meta":{"a":{"b":"y","id":"1"}},"tool_calls":[{"index":0,"id":"a","type":"function","function":{"name":"f","arguments":""}}]}}]}`,
+		`{"choices":[{"index":0,"delta":{"meta":{"a":{"id":"1"}},"tool_calls":[{"index":1,"id":"b","extra_content":{"google":{"thought_signature":"Cg=="}},"function":{"name":"g","arguments":"{\"x\":1}","strict":false}}]}}]}`,
+		`{"choices":[{"index":0,"delta":{"reasoning_details":[{"type":"reasoning.text","index":0,"text":"ab"}]}}]}`,
+		`{"choices":[{"index":0,"delta":{"reasoning_details":[{"type":"reasoning.text","index":0,"text":"cd"},{"type":"reasoning.encrypted","index":0,"data":"Z"}]}}]}`,
+		`{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}`,
+	} {
+		if sent, err := a.add([]byte(c)); sent != nil || err != nil {
+			t.Fatalf("%s: %s, %v", c, sent, err)
+		}
+	}
+	r := a.response()
+	const wantKept = `{"type":"openai.chat","message":{"reasoning_content":"I \u0061m \ud83c\udca1","annotations":[{"u":1.50},{"u":2}],"flag":true,"meta":{"a":{"b":"xy","id":"1"}},` +
+		`"reasoning_details":[{"type":"reasoning.text","index":0,"text":"abcd"},{"type":"reasoning.encrypted","index":0,"data":"Z"}]},` +
+		`"calls":[null,{"function":{"strict":false},"extra_content":{"google":{"thought_signature":"Cg=="}}}]}`
+	if got := string(r.Blocks[0].Provider); got != wantKept {
+		t.Fatalf("kept\n%s\nwant\n%s", got, wantKept)
+	}
+	for i := range r.Blocks {
+		if c := r.Blocks[i].Call; c != nil {
+			c.ID = c.ProviderID
+			if len(c.Arguments) == 0 {
+				c.Arguments = json.RawMessage("{}")
+			}
+		}
+	}
+	got, _, err := New("m", nil).Codec().EncodeMessage(&psych.Message{Role: psych.RoleAssistant, Blocks: r.Blocks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}},` +
+		`{"id":"b","type":"function","function":{"name":"g","arguments":"{\"x\":1}","strict":false},"extra_content":{"google":{"thought_signature":"Cg=="}}}],` +
+		`"reasoning_content":"I \u0061m \ud83c\udca1","annotations":[{"u":1.50},{"u":2}],"flag":true,"meta":{"a":{"b":"xy","id":"1"}},` +
+		`"reasoning_details":[{"type":"reasoning.text","index":0,"text":"abcd"},{"type":"reasoning.encrypted","index":0,"data":"Z"}]}`
+	if string(got) != want {
+		t.Errorf("sent back\n%s\nwant\n%s", got, want)
+	}
+	got, _, err = New("m", &Options{DropReasoning: true}).Codec().EncodeMessage(&psych.Message{Role: psych.RoleAssistant, Blocks: r.Blocks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(got, []byte("reasoning")) || !bytes.Contains(got, []byte("annotations")) {
+		t.Errorf("without reasoning: %s", got)
+	}
+}
+
+// What a strict parser refuses must not stand in each later request.
+func TestKeptFieldsNeverPoison(t *testing.T) {
+	deep := strings.Repeat("[", 101) + strings.Repeat("]", 101)
+	block := `{"type":"openai.chat","message":{"pair":"\ud83c\udca1","half":"a\ud83c \\ud83c\udca1","bytes":"x` + "\xff" + `","deep":` + deep + `,"end":[1]}}`
+	got, _, err := New("m", nil).Codec().EncodeMessage(&psych.Message{Role: psych.RoleAssistant, Blocks: []psych.Block{{Text: "hi"}, {Provider: json.RawMessage(block)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"role":"assistant","content":"hi","pair":"\ud83c\udca1","half":"a\ufffd \\ud83c\ufffd","bytes":"x` + "\uFFFD" + `","end":[1]}`
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestEncodeRefuses(t *testing.T) {
+	c := New("m", nil).Codec()
+	for name, m := range map[string]*psych.Message{
+		"role":      {Role: "system"},
+		"user":      {Role: psych.RoleUser, Blocks: []psych.Block{toolCall("1", "f", "{}")}},
+		"assistant": {Role: psych.RoleAssistant, Blocks: []psych.Block{toolResult("1", "x", false)}},
+		"tool":      {Role: psych.RoleTool, Blocks: []psych.Block{{Text: "x"}}},
+	} {
+		if _, _, err := c.EncodeMessage(m); !errors.Is(err, psych.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	for _, schema := range []string{"[]", "{", "null", "7"} {
+		if _, err := c.EncodeTools([]psych.ToolDef{{Name: "x", Schema: json.RawMessage(schema)}}); !errors.Is(err, psych.ErrInvalid) {
+			t.Errorf("schema %s: %v, want ErrInvalid", schema, err)
+		}
+	}
+}
+
+// The encodings of the options are different ones, so that a history is never
+// reused under another.
+func TestCodecIDs(t *testing.T) {
+	seen := map[string]bool{}
+	for _, o := range []*Options{nil, {CacheBreakpoints: true}, {DropReasoning: true}, {CacheBreakpoints: true, DropReasoning: true}} {
+		id := New("m", o).Codec().ID()
+		if seen[id] {
+			t.Errorf("%s stands for two encodings", id)
+		}
+		seen[id] = true
+	}
+	if a, b := New("m", nil).Codec().ID(), New("n", &Options{CacheKey: "k", LegacyMaxTokens: true}).Codec().ID(); a != b {
+		t.Errorf("%s and %s encode alike", a, b)
+	}
+}
+
+// drawText is any text, what JSON must escape and what is no UTF-8 too.
+func drawText(t *rapid.T, label string) string {
+	if rapid.IntRange(0, 3).Draw(t, label+" kind") == 0 {
+		return rapid.SampledFrom([]string{"", odd, `"}`, `]}`, `:"`, `\`, `,"role":"user"`}).Draw(t, label)
+	}
+	return rapid.String().Draw(t, label)
+}
+
+// drawTurn says one more message, or two of a turn with calls.
+func drawTurn(t *rapid.T, b *builder) {
+	switch rapid.IntRange(0, 2).Draw(t, "what") {
+	case 0:
+		b.say(psych.RoleUser, psych.Block{Text: drawText(t, "user")})
+	case 1:
+		b.say(psych.RoleAssistant, psych.Block{Text: drawText(t, "answer")})
+	default:
+		n := rapid.IntRange(1, 4).Draw(t, "calls")
+		said, results := []psych.Block{{Text: drawText(t, "said")}}, []psych.Block{}
+		if rapid.Bool().Draw(t, "reasons") {
+			said = append(said, psych.Block{Provider: json.RawMessage(`{"type":"openai.chat","message":{"reasoning":` + string(appendString(nil, drawText(t, "reasoning"))) + `}}`)})
+		}
+		for range n {
+			id := drawText(t, "id")
+			said = append(said, toolCall(id, "f", `{"x":`+string(appendString(nil, drawText(t, "argument")))+`}`))
+			results = append(results, toolResult(id, drawText(t, "result"), rapid.Bool().Draw(t, "failed")))
+		}
+		b.say(psych.RoleAssistant, said...)
+		b.say(psych.RoleTool, results...)
+	}
+}
+
+// Each request's zones 1 to 3 are a prefix of the next request's body,
+// breakpoints and a tail aside, and a change of zone 2 leaves zone 1.
+func TestPrefixProperty(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := &Options{CacheBreakpoints: rapid.Bool().Draw(t, "parts"), DropReasoning: rapid.Bool().Draw(t, "drop")}
+		m := New("m", o)
+		b := &builder{t: t, c: m.Codec()}
+		b.tools(goldenTools...)
+		static := []string{drawText(t, "static"), drawText(t, "static 2")}
+		b.system(drawText(t, "memory"), static...)
+		var before []byte
+		for range rapid.IntRange(1, 8).Draw(t, "turns") {
+			drawTurn(t, b)
+			b.req.Breaks = []int{len(b.req.History) - 1}
+			b.req.Tail = psych.Wire{}
+			plain := bytes.ReplaceAll(bodyOf(t, m, &b.req), breakpoint, nil)
+			prefix := plain[:len(plain)-len(endOfBody)]
+			if !bytes.HasPrefix(plain, before) {
+				t.Fatalf("the body\n%s\nhas no prefix\n%s", plain, before)
+			}
+			before = prefix
+
+			b.tail("news")
+			tailed := bytes.ReplaceAll(bodyOf(t, m, &b.req), breakpoint, nil)
+			if !bytes.HasPrefix(tailed, prefix[:len(prefix)-min(len(prefix), len(`"}]}`))]) {
+				t.Fatalf("with a tail\n%s\nthe prefix is not\n%s", tailed, prefix)
+			}
+		}
+		if z1 := b.req.System[0].Bytes; len(z1) > 0 {
+			b.system(drawText(t, "other memory"), static...)
+			after := bytes.ReplaceAll(bodyOf(t, m, &b.req), breakpoint, nil)
+			if end := bytes.Index(before, z1) + len(z1); !bytes.HasPrefix(after, before[:end]) {
+				t.Fatalf("another memory changes zone 1:\n%s\n%s", before, after)
+			}
+		}
+	})
+}
+
+func FuzzEncode(f *testing.F) {
+	f.Add(odd, `{"a":1}`, `{"type":"openai.chat","message":{"reasoning":"x"},"calls":[{"y":1}]}`, true)
+	f.Add("", "", `{"type":"openai.chat","message":{"role":"user","content":1,"tool_calls":[],"a":1,"a":2},"calls":[{"id":1,"type":2,"function":{"name":3}}]}`, false)
+	f.Add(`"}`, "[", `{"type":"openai.chat","message":[],"calls":{}}`, true)
+	f.Add(`]}`, "\x00", "\xff", false)
+	f.Fuzz(func(t *testing.T, text, args, provider string, parts bool) {
+		m := New(text+"m", &Options{CacheBreakpoints: parts, CacheKey: text})
+		build := func() []byte {
+			b := &builder{t: t, c: m.Codec()}
+			b.tools(psych.ToolDef{Name: text, Description: text})
+			b.system(text, text, args)
+			b.say(psych.RoleUser, psych.Block{Text: text}, psych.Block{Text: args})
+			b.say(psych.RoleAssistant, psych.Block{Provider: json.RawMessage(provider)}, psych.Block{Text: text}, toolCall(text, args, args))
+			b.say(psych.RoleTool, toolResult(text, args, parts))
+			b.tail(text)
+			b.req.Options.Effort = args
+			b.req.Breaks = []int{0, 2}
+			return bodyOf(t, m, &b.req)
+		}
+		got := build()
+		if !bytes.Equal(got, build()) {
+			t.Fatal("encoded twice, it differs")
+		}
+		for i, msg := range messagesOf(t, got) {
+			if role := msg["role"]; i == len(messagesOf(t, got))-2 && role != "assistant" {
+				t.Fatalf("a provider block changed a role to %v", role)
+			}
+		}
+		if strings.Count(string(got), string(breakpoint)) > 4 {
+			t.Fatal("over 4 breakpoints")
+		}
+	})
+}
+
+// BenchmarkEncode encodes a turn: an answer with calls, and their results.
+func BenchmarkEncode(b *testing.B) {
+	c := New("m", nil).Codec()
+	text := strings.Repeat("line of a result, 日本\n", 1000)
+	said := &psych.Message{Role: psych.RoleAssistant, Blocks: []psych.Block{{Text: "I look."}, toolCall("c1_1", "look", `{"path":"a"}`), toolCall("c1_2", "look", `{"path":"b"}`)}}
+	results := &psych.Message{Role: psych.RoleTool, Blocks: []psych.Block{toolResult("c1_1", text, false), toolResult("c1_2", text, false)}}
+	b.SetBytes(int64(2 * len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, m := range []*psych.Message{said, results} {
+			if _, _, err := c.EncodeMessage(m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+// Encoding a message costs an allocation or two, however long it is; joining a
+// body copies none of it.
+func TestAllocations(t *testing.T) {
+	c := New("m", nil).Codec()
+	results := &psych.Message{Role: psych.RoleTool, Blocks: []psych.Block{toolResult("1", strings.Repeat("line\n", 100_000), false)}}
+	if n := testing.AllocsPerRun(10, func() { _, _, _ = c.EncodeMessage(results) }); n > 4 {
+		t.Errorf("encoding a result allocates %v times", n)
+	}
+	m := New("m", nil)
+	b := &builder{t: t, c: m.Codec()}
+	for range 2000 {
+		b.say(psych.RoleUser, psych.Block{Text: strings.Repeat("x", 1000)})
+	}
+	if n := testing.AllocsPerRun(10, func() { m.join(&b.req) }); n > 4 {
+		t.Errorf("joining 2,000 messages allocates %v times", n)
+	}
+}

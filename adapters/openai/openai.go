@@ -1,0 +1,306 @@
+package openai
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/packages/ssestream"
+
+	"github.com/psych-go/psych-go/psych"
+)
+
+// DefaultBaseURL is OpenAI's own.
+const DefaultBaseURL = "https://api.openai.com/v1"
+
+// Options of a [Model]. The zero value calls OpenAI without a key.
+type Options struct {
+	// BaseURL is what chat/completions is appended to: http or https, without
+	// user, query and fragment. "" is DefaultBaseURL.
+	BaseURL string
+
+	// APIKey is sent as a bearer token; "" sends none. It is in no error.
+	APIKey string
+
+	Organization string // OpenAI-Organization; "" sends none
+	Project      string // OpenAI-Project; "" sends none
+
+	// HTTPClient sends the requests; nil is http.DefaultClient. A Timeout of it
+	// bounds the whole stream.
+	HTTPClient *http.Client
+
+	// Limits are what the Model declares of its server; nil is those of OpenAI:
+	// 128 tools, names of 64 characters, descriptions of 1,024.
+	Limits *psych.ModelLimits
+
+	// LegacyMaxTokens sends the output limit as max_tokens, for servers that
+	// don't know max_completion_tokens.
+	LegacyMaxTokens bool
+
+	// DropReasoning leaves reasoning_content, reasoning and reasoning_details
+	// out of the messages that are sent back, for servers that refuse them. The
+	// log keeps them.
+	DropReasoning bool
+
+	// CacheKey is sent as prompt_cache_key; "" sends none.
+	CacheKey string
+
+	// CacheBreakpoints marks the ends of zones with prompt_cache_breakpoint and
+	// sets prompt_cache_options to explicit. OpenAI takes them from gpt-5.6 on;
+	// other servers may refuse them.
+	CacheBreakpoints bool
+}
+
+// A Model calls one model of one server. It is safe for concurrent use.
+type Model struct {
+	name  string
+	base  string
+	key   string
+	o     Options
+	codec *codec
+	chat  openai.ChatCompletionService
+	err   *psych.ModelError // why it can't be called
+}
+
+var _ psych.Model = (*Model)(nil)
+
+// New returns a Model that asks for name. It does no IO and reads no
+// environment. A base URL or name that can't be used is reported by each
+// Generate, in an error matching psych.ErrInvalid.
+func New(name string, o *Options) *Model {
+	m := &Model{name: name}
+	if o != nil {
+		m.o = *o
+	}
+	m.base, m.key = m.o.BaseURL, m.o.APIKey
+	if m.base == "" {
+		m.base = DefaultBaseURL
+	}
+	m.codec = &codec{limits: openAILimits, parts: m.o.CacheBreakpoints, dropReasoning: m.o.DropReasoning}
+	if m.o.Limits != nil {
+		m.codec.limits = *m.o.Limits
+	}
+	err := checkBaseURL(m.base)
+	if err == nil && name == "" {
+		err = fmt.Errorf("openai: the model has no name: %w", psych.ErrInvalid)
+	}
+	if err != nil {
+		m.err = &psych.ModelError{Message: err.Error(), Err: err}
+		return m
+	}
+	client := m.o.HTTPClient
+	if client == nil {
+		client = http.DefaultClient
+	}
+	opts := []option.RequestOption{
+		option.WithBaseURL(m.base),
+		option.WithHTTPClient(client),
+		option.WithMaxRetries(0),
+		option.WithMiddleware(boundErrorBody),
+	}
+	if m.key != "" {
+		opts = append(opts, option.WithAPIKey(m.key))
+	}
+	if m.o.Organization != "" {
+		opts = append(opts, option.WithOrganization(m.o.Organization))
+	}
+	if m.o.Project != "" {
+		opts = append(opts, option.WithProject(m.o.Project))
+	}
+	m.chat = openai.NewChatCompletionService(opts...)
+	return m
+}
+
+// openAILimits are OpenAI's: "a max of 128 functions", names "with a maximum
+// length of 64" in its reference; its older models answer 400 to a longer
+// description.
+var openAILimits = psych.ModelLimits{Tools: 128, ToolName: 64, ToolDescription: 1024}
+
+// checkBaseURL names neither the user nor the password of a URL that has them.
+func checkBaseURL(raw string) error {
+	const want = "want http:// or https://, a host and a path, such as " + DefaultBaseURL
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return fmt.Errorf("openai: the base URL can't be parsed: %s: %w", want, psych.ErrInvalid)
+	case u.User != nil:
+		return fmt.Errorf("openai: the base URL of host %q holds a user: a key never stands in a URL: %w", u.Host, psych.ErrInvalid)
+	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
+		return fmt.Errorf("openai: base URL %.200q: %s: %w", raw, want, psych.ErrInvalid)
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		return fmt.Errorf("openai: the base URL of host %q has a query or a fragment: %s: %w", u.Host, want, psych.ErrInvalid)
+	}
+	return nil
+}
+
+// String names the model and its server.
+func (m *Model) String() string { return m.name + " at " + m.base }
+
+// Codec returns the encoding of Chat Completions that the options ask for.
+func (m *Model) Codec() psych.Codec { return m.codec }
+
+// maxErrorBody bounds what is read of an answer that is not a stream, in bytes.
+const maxErrorBody = 64 << 10
+
+// boundErrorBody keeps the SDK from reading an error body of any size.
+func boundErrorBody(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+	res, err := next(req)
+	if err == nil && res.StatusCode >= 400 {
+		res.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(res.Body, maxErrorBody), res.Body}
+	}
+	return res, err
+}
+
+// Generate makes one request and reads its stream. Request.Model is not looked
+// at: a Model has a name of its own.
+//
+// An empty Delta says that the stream is open and holds no piece yet.
+//
+// A *psych.ModelError is transient for a connection that fails, a stream that
+// is cut, the statuses 408, 409, 425, 429 and from 500 on except 501, unless
+// the server says otherwise (x-should-retry, an exhausted quota). An answer
+// whose finish_reason came is whole, whether usage and [DONE] follow or not.
+func (m *Model) Generate(ctx context.Context, req *psych.Request, on func(psych.Delta)) (*psych.Response, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if m.err != nil {
+		return nil, m.err
+	}
+	b := m.join(req)
+	var raw *http.Response
+	_, err := m.chat.New(ctx, openai.ChatCompletionNewParams{},
+		option.WithRequestBody("application/json", b.open()),
+		option.WithMiddleware(b.stateLength),
+		option.WithResponseBodyInto(&raw))
+	if raw != nil {
+		defer raw.Body.Close()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil && (raw == nil || raw.StatusCode < 400):
+		return nil, m.unreachable(err)
+	case raw == nil:
+		return nil, m.failure("the SDK returned no answer", nil)
+	case err != nil || raw.StatusCode >= 300:
+		body, _ := io.ReadAll(io.LimitReader(raw.Body, maxErrorBody)) // what is there says more than the error of reading it
+		return nil, m.refused(raw.StatusCode, raw.Header, body, err)
+	}
+	resp, err := m.read(raw, on)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	resp.Sent = b.chars
+	return resp, nil
+}
+
+// read assembles the stream of an answer.
+func (m *Model) read(res *http.Response, on func(psych.Delta)) (*psych.Response, error) {
+	media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")) // what can't be parsed is "": try the stream
+	if media == "application/json" || media == "text/html" {
+		body, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
+		if err != nil {
+			return nil, m.cut(err)
+		}
+		return nil, m.noStream(media, body)
+	}
+	if on != nil {
+		live := &liveBody{ReadCloser: res.Body, on: on}
+		res.Body, on = live, live.tell
+	}
+	events := ssestream.NewDecoder(res)
+	defer events.Close()
+	a := newAssembler(on)
+	for events.Next() {
+		data := bytes.TrimSpace(events.Event().Data)
+		if len(data) == 0 {
+			continue
+		}
+		if bytes.HasPrefix(data, []byte("[DONE]")) {
+			return m.assembled(a)
+		}
+		sent, err := a.add(data)
+		if sent != nil {
+			return nil, m.refusedInStream(sent)
+		}
+		if err != nil {
+			return nil, m.garbled(err)
+		}
+	}
+	if err := events.Err(); err != nil {
+		return nil, m.cut(err)
+	}
+	return m.assembled(a)
+}
+
+// A liveBody tells of a stream that holds no piece of an answer for a while, as
+// of comments that keep it open and of chunks without content, by an empty
+// Delta: it is slow, not idle.
+type liveBody struct {
+	io.ReadCloser
+	on    func(psych.Delta)
+	quiet bool // bytes came, and nothing was told since
+}
+
+func (b *liveBody) Read(p []byte) (int, error) {
+	if b.quiet {
+		b.tell(psych.Delta{})
+	}
+	n, err := b.ReadCloser.Read(p)
+	b.quiet = n > 0
+	return n, err
+}
+
+func (b *liveBody) tell(d psych.Delta) {
+	b.quiet = false
+	b.on(d)
+}
+
+func (m *Model) assembled(a *assembler) (*psych.Response, error) {
+	if a.finish == "" {
+		what := "its stream ended before the answer was whole (no finish_reason)"
+		if a.chunks == 0 {
+			what = "its stream held no answer at all: is it a Chat Completions server?"
+		}
+		e := m.failure(what, io.ErrUnexpectedEOF)
+		e.Transient = true
+		return nil, e
+	}
+	return a.response(), nil
+}
+
+// sameOrigin reports whether two base URLs are of one server.
+func sameOrigin(a, b string) bool {
+	ua, err := url.Parse(a)
+	if err != nil {
+		return false
+	}
+	ub, err := url.Parse(b)
+	if err != nil {
+		return false
+	}
+	port := func(u *url.URL) string {
+		switch p := u.Port(); {
+		case p != "":
+			return p
+		case strings.EqualFold(u.Scheme, "https"):
+			return "443"
+		}
+		return "80"
+	}
+	return strings.EqualFold(ua.Scheme, ub.Scheme) && strings.EqualFold(ua.Hostname(), ub.Hostname()) && port(ua) == port(ub)
+}
