@@ -89,13 +89,17 @@ func TestRunStoreRules(t *testing.T) {
 			skipped = append(skipped, r.Rule)
 		}
 	}
-	if n != len(contracttest.StoreRules()) || !slices.Equal(skipped, []string{"LogReopened", "RunReopened", "DeleteRunReopened", "IndexReopened", "DocReopened"}) {
+	if n != len(contracttest.StoreRules()) || !slices.Equal(skipped, []string{"LogReopened", "RunReopened", "DeleteRunReopened", "IndexReopened", "DocReopened", "RefReopened"}) {
 		t.Errorf("%d results of %d rules, skipped: %v", n, len(contracttest.StoreRules()), skipped)
 	}
 	// Nothing is left in the index for a sweep to find.
 	keys, _, err := f.Port.Due(t.Context(), time.Now().Add(100*psych.TombstoneLife), "", 100)
 	if err != nil || len(keys) != 0 {
 		t.Errorf("the rules left %d Runs behind (%v): %v", len(keys), err, keys)
+	}
+	refs, _, err := f.Port.DueRefs(t.Context(), time.Now().Add(100*psych.TombstoneLife), "", 100)
+	if err != nil || len(refs) != 0 {
+		t.Errorf("the rules left %d due refs behind (%v): %v", len(refs), err, refs)
 	}
 }
 

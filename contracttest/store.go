@@ -19,9 +19,10 @@ import (
 
 // StoreRules returns the rules of [psych.Store]. They run beside other users
 // of the backend, a sweep included: whatever they make due is due an hour from
-// now and later, and each rule leaves nothing but documents behind.
+// now and later, and each rule leaves nothing but documents behind, and refs
+// that are never due.
 func StoreRules() []Rule[psych.Store] {
-	return slices.Concat(storeRules(), logRules(), runsRules(), inboxRules(), leaseRules(), tombstoneRules(), indexRules(), docsRules())
+	return slices.Concat(storeRules(), logRules(), runsRules(), inboxRules(), leaseRules(), tombstoneRules(), indexRules(), docsRules(), refsRules())
 }
 
 // TestStore runs [StoreRules] as subtests. open is called once a rule and
@@ -42,6 +43,7 @@ func storeRule(name, promise string, body func(w *world)) Rule[psych.Store] {
 			tenant:  f.Tenant(),
 			now:     time.Now().UTC().Truncate(time.Second).Add(time.Hour),
 			cleanup: make(map[psych.RunKey]bool),
+			refKeys: make(map[psych.RefKey]bool),
 		}
 		defer w.clean()
 		defer func() {
@@ -76,6 +78,7 @@ type world struct {
 	now     time.Time // an hour from now, to the second
 	other   psych.Store
 	cleanup map[psych.RunKey]bool
+	refKeys map[psych.RefKey]bool
 }
 
 // clean removes what the rule left, whether it held or not.
@@ -86,6 +89,12 @@ func (w *world) clean() {
 		_ = w.f.Port.DeleteRun(ctx, key, w.now)
 		_ = w.f.Port.PurgeRun(ctx, key, w.now.Add(psych.MaxLease))
 		_ = w.f.Port.PurgeRun(ctx, key, w.now.Add(2*psych.TombstoneLife))
+	}
+	for key := range w.refKeys {
+		refs, _ := w.f.Port.GetRefs(ctx, key.Tenant, []string{key.Name})
+		if old, ok := refs[key.Name]; ok && !old.After.IsZero() {
+			_ = w.f.Port.SwapRef(ctx, key.Tenant, key.Name, old, psych.Ref{Doc: old.Doc, Seq: old.Seq + 1})
+		}
 	}
 }
 

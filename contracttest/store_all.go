@@ -39,6 +39,7 @@ func storeRules() []Rule[psych.Store] {
 				w.ok(err, "Head")
 				absent := w.header(w.key())
 				doc := random(100)
+				ref := w.next(psych.Ref{}, time.Time{})
 
 				ctx := c.ctx
 				for method, call := range map[string]func() error{
@@ -60,6 +61,9 @@ func storeRules() []Rule[psych.Store] {
 					"ListRuns":  func() error { _, _, err := w.ListRuns(ctx, w.tenant, "", 1); return err },
 					"PutDoc":    func() error { return w.PutDoc(ctx, w.tenant, sha256.Sum256(doc), doc) },
 					"GetDoc":    func() error { _, err := w.GetDoc(ctx, w.tenant, sha256.Sum256(doc)); return err },
+					"DueRefs":   func() error { _, _, err := w.DueRefs(ctx, w.now, "", 1); return err },
+					"GetRefs":   func() error { _, err := w.GetRefs(ctx, w.tenant, []string{"a"}); return err },
+					"SwapRef":   func() error { return w.SwapRef(ctx, w.tenant, "a", psych.Ref{}, ref) },
 				} {
 					w.is(call(), c.want, "%s with a context that has ended", method)
 				}
@@ -74,6 +78,7 @@ func storeRules() []Rule[psych.Store] {
 				w.is(err, psych.ErrConflict, "Append behind the start of a log whose PurgeRun had no context")
 				_, err = w.GetDoc(w.ctx, w.tenant, sha256.Sum256(doc))
 				w.is(err, psych.ErrNotFound, "GetDoc of a document whose PutDoc had no context")
+				w.noRef("a", "after a SwapRef without a context")
 			}
 		}),
 		storeRule("KeysInvalid", "A key that is not a tenant of 1 to 128 bytes of UTF-8 and 32 lower-case hexadecimal digits is ErrInvalid for every method.", func(w *world) {
@@ -109,6 +114,8 @@ func storeRules() []Rule[psych.Store] {
 					calls["ListRuns"] = func() error { _, _, err := w.ListRuns(w.ctx, key.Tenant, "", 1); return err }
 					calls["PutDoc"] = func() error { return w.PutDoc(w.ctx, key.Tenant, d, nil) }
 					calls["GetDoc"] = func() error { _, err := w.GetDoc(w.ctx, key.Tenant, d); return err }
+					calls["GetRefs"] = func() error { _, err := w.GetRefs(w.ctx, key.Tenant, nil); return err }
+					calls["SwapRef"] = func() error { return w.SwapRef(w.ctx, key.Tenant, "a", psych.Ref{}, psych.Ref{Seq: 1}) }
 				}
 				for method, call := range calls {
 					w.is(call(), psych.ErrInvalid, "%s of %.150q", method, key.String())
@@ -224,6 +231,7 @@ func work(w *world, s psych.Store, key psych.RunKey, info psych.RunInfo, batches
 		return err
 	}
 	var pos psych.Pos
+	var last psych.Ref
 	for i, b := range batches {
 		now := w.now.Add(time.Duration(i) * time.Second)
 		l, err := s.Claim(ctx, key, "worker", fmt.Sprint("token ", i), now, time.Minute)
@@ -267,7 +275,22 @@ func work(w *world, s psych.Store, key psych.RunKey, info psych.RunInfo, batches
 		if !bytes.Equal(got, doc) {
 			return errors.New("a document that was just put has other bytes")
 		}
+		ref := psych.Ref{Doc: d, Seq: int64(i + 1)}
+		if err := s.SwapRef(ctx, key.Tenant, key.RunID, last, ref); err != nil {
+			return err
+		}
+		last = ref
+		refs, err := s.GetRefs(ctx, key.Tenant, []string{key.RunID})
+		if err != nil {
+			return err
+		}
+		if !refs[key.RunID].Equal(ref) {
+			return errors.New("a ref that was just swapped is another")
+		}
 		if _, _, err := s.Due(ctx, now, "", 10); err != nil {
+			return err
+		}
+		if _, _, err := s.DueRefs(ctx, now, "", 10); err != nil {
 			return err
 		}
 		if _, _, err := s.ListRuns(ctx, key.Tenant, "", 10); err != nil {

@@ -68,6 +68,14 @@ func TestStoreRulesPassLag(t *testing.T) {
 				old, next := lag(fmt.Sprint("list", tenant, cursor, limit), runs, next)
 				return old.([]psych.RunInfo), next, nil
 			}
+			f.dueRefs = func(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RefKey, string, error) {
+				keys, next, err := f.Store.DueRefs(ctx, now, cursor, limit)
+				if err != nil {
+					return nil, "", err
+				}
+				old, next := lag(fmt.Sprint("refs", now, cursor, limit), keys, next)
+				return old.([]psych.RefKey), next, nil
+			}
 			err := r.Check(t.Context(), &contracttest.Fixture[psych.Store]{Port: f, Reopen: func(context.Context) (psych.Store, error) { return f, nil }})
 			if err != nil {
 				t.Errorf("%s fails on a store whose index lags: %v", r.Name, err)
@@ -120,7 +128,7 @@ type storeFake struct {
 }
 
 func storeFakes() []storeFake {
-	return slices.Concat(everyMethodFakes(), logFakes(), headerFakes(), inboxFakes(), leaseFakes(), tombstoneFakes(), indexFakes(), docFakes(), reopenFakes())
+	return slices.Concat(everyMethodFakes(), logFakes(), headerFakes(), inboxFakes(), leaseFakes(), tombstoneFakes(), indexFakes(), docFakes(), refFakes(), reopenFakes())
 }
 
 // reopenFakes keep nothing: the fixture of the test opens an empty store.
@@ -132,6 +140,7 @@ func reopenFakes() []storeFake {
 		{"DeleteRunReopened", "forgets", "CreateRun after reopening: got error <nil>", forgets},
 		{"IndexReopened", "forgets", "after reopening, it is due", forgets},
 		{"DocReopened", "forgets", "not found", forgets},
+		{"RefReopened", "forgets", "after reopening: the ref", forgets},
 	}
 }
 
@@ -159,7 +168,7 @@ func everyMethodFakes() []storeFake {
 				return err
 			}
 		})
-		if broken != "Due" {
+		if broken != "Due" && broken != "DueRefs" {
 			add("KeysInvalid", "takes any key in "+broken, broken+" of ", func(f *storeFaults) {
 				f.key = func(method string, key psych.RunKey) psych.RunKey {
 					if method == broken && key.Check() != nil {

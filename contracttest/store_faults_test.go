@@ -37,12 +37,16 @@ type storeFaults struct {
 	list    func(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error)
 	putDoc  func(ctx context.Context, tenant string, d psych.Digest, data []byte) error
 	getDoc  func(ctx context.Context, tenant string, d psych.Digest) ([]byte, error)
+	dueRefs func(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RefKey, string, error)
+	getRefs func(ctx context.Context, tenant string, names []string) (map[string]psych.Ref, error)
+	swapRef func(ctx context.Context, tenant, name string, old, next psych.Ref) error
 }
 
 // storeMethods are the methods of a Store that take a context.
 var storeMethods = []string{
 	"Append", "Read", "Head", "CreateRun", "GetRun", "Post", "Pending", "Settle", "Claim", "Renew", "Release", "Defer",
 	"DeleteRun", "PurgeRun", "Due", "ListRuns", "PutDoc", "GetDoc",
+	"DueRefs", "GetRefs", "SwapRef",
 }
 
 // or returns the broken method if there is one, else the true one.
@@ -174,6 +178,25 @@ func (f *storeFaults) GetDoc(ctx context.Context, tenant string, d psych.Digest)
 	ctx, key := f.enter("GetDoc", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
 	data, err := or(f.getDoc, f.Store.GetDoc, f.getDoc != nil)(ctx, key.Tenant, d)
 	return data, f.leave("GetDoc", err)
+}
+
+func (f *storeFaults) DueRefs(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RefKey, string, error) {
+	if f.ctx != nil {
+		ctx = f.ctx("DueRefs", ctx)
+	}
+	keys, next, err := or(f.dueRefs, f.Store.DueRefs, f.dueRefs != nil)(ctx, now, cursor, limit)
+	return keys, next, f.leave("DueRefs", err)
+}
+
+func (f *storeFaults) GetRefs(ctx context.Context, tenant string, names []string) (map[string]psych.Ref, error) {
+	ctx, key := f.enter("GetRefs", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
+	refs, err := or(f.getRefs, f.Store.GetRefs, f.getRefs != nil)(ctx, key.Tenant, names)
+	return refs, f.leave("GetRefs", err)
+}
+
+func (f *storeFaults) SwapRef(ctx context.Context, tenant, name string, old, next psych.Ref) error {
+	ctx, key := f.enter("SwapRef", ctx, psych.RunKey{Tenant: tenant, RunID: legalID})
+	return f.leave("SwapRef", or(f.swapRef, f.Store.SwapRef, f.swapRef != nil)(ctx, key.Tenant, name, old, next))
 }
 
 const legalID = "0123456789abcdef0123456789abcdef"

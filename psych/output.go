@@ -37,6 +37,17 @@ type OutputQuery struct {
 	// Unit is UnitLines or UnitChars; "" is UnitChars for one line of over
 	// 2,000 characters, else UnitLines. With Grep it has no effect.
 	Unit string
+
+	// IgnoreCase and Context are of Grep, without which they have no effect:
+	// whether case counts, and how many lines are shown before and behind each
+	// line with a match, 0 to 10.
+	IgnoreCase bool
+	Context    int64
+
+	// From is the character at which Grep begins, from 0: that of a window whose
+	// search goes on. Matches are then counted from there. Without Grep it is
+	// ErrInvalid unless 0.
+	From int64
 }
 
 // An OutputWindow is what was selected.
@@ -46,17 +57,24 @@ type OutputQuery struct {
 // rest stands the offset in characters where it goes on. With Grep it is each
 // line with a match in the window, behind its number (from 1) and ": "; of a
 // longer line, what is around its matches, behind the offset in characters
-// where that begins. A NUL is shown as ␀, one character too.
+// where that begins; lines of context behind their number and "- ", cut at 400
+// characters. A NUL is shown as ␀, one character too.
+//
+// A search reads at most about 256 MiB. Where the output goes on behind that,
+// the window says so by NextFrom, Matches is nil, and context does not reach
+// over that place. Going on with the NextOffset and NextFrom of each window
+// until one is AtEnd shows everything, with a search and without one.
 type OutputWindow struct {
 	Text       string
 	Unit       string // of Offset and NextOffset; "" if Binary
 	Offset     int64
 	NextOffset int64 // where to go on; 0 if AtEnd
+	NextFrom   int64 // the From to go on with; 0 if AtEnd
 	AtEnd      bool  // nothing is behind the window
 	Truncated  bool  // something is, or a line or a match is not shown to its end
 
 	TotalChars, TotalLines int64
-	Matches                *int64 // in all; nil: not searched
+	Matches                *int64 // in all; nil: not searched, or not all of it
 
 	// Binary content is neither decoded nor searched: there is no Text.
 	Binary      bool
@@ -64,9 +82,13 @@ type OutputWindow struct {
 	Size        int64 // bytes
 }
 
+// searchBytes is behind how many bytes a search stops. It varies in tests.
+var searchBytes int64 = textwin.ScanBytes
+
 // readOutput reads a window of p. A range of a blob is read once a window, of
 // a size that depends on neither where it lies nor how long its lines are; a
-// search reads all, through a buffer.
+// search reads through a buffer. What was let go for lack of a BlobStore is
+// ErrNoBlobStore.
 func readOutput(ctx context.Context, p *Payload, blobs BlobStore, run RunKey, q OutputQuery) (*OutputWindow, error) {
 	if q.Offset < 0 || q.Limit < 0 {
 		return nil, fmt.Errorf("psych: offset %d and limit %d: want numbers from 0: %w", q.Offset, q.Limit, ErrInvalid)
@@ -76,12 +98,21 @@ func readOutput(ctx context.Context, p *Payload, blobs BlobStore, run RunKey, q 
 	default:
 		return nil, fmt.Errorf("psych: unit %.40q: want %q or %q: %w", q.Unit, UnitLines, UnitChars, ErrInvalid)
 	}
+	switch {
+	case q.Context < 0 || q.Context > textwin.MaxContext:
+		return nil, fmt.Errorf("psych: %d lines of context: want 0 to %d: %w", q.Context, textwin.MaxContext, ErrInvalid)
+	case q.From < 0 || q.From > 0 && q.Grep == "":
+		return nil, fmt.Errorf("psych: from %d: want the NextFrom of a search, with its pattern: %w", q.From, ErrInvalid)
+	}
 	w := &OutputWindow{Offset: q.Offset, ContentType: p.ContentType, Size: p.Size, TotalChars: p.Chars, TotalLines: p.Lines}
 	if p.Binary {
 		w.Binary, w.AtEnd, w.TotalChars, w.TotalLines = true, true, 0, 0
 		return w, nil
 	}
-	text := textwin.Text{Size: p.Size, Chars: p.Chars, Lines: p.Lines}
+	if p.letGo() {
+		return nil, fmt.Errorf("psych: read an output: only a preview of its %d bytes was kept, since there was no BlobStore: %w", p.Size, ErrNoBlobStore)
+	}
+	text := textwin.Text{Size: p.Size, Chars: p.Chars, Lines: p.Lines, Scan: searchBytes}
 	if p.Ref != nil {
 		text.Index = p.Ref.Index
 	}
@@ -100,11 +131,16 @@ func readOutput(ctx context.Context, p *Payload, blobs BlobStore, run RunKey, q 
 	switch {
 	case q.Grep != "":
 		w.Unit = UnitMatches
+		compile := textwin.Compile
+		if q.IgnoreCase {
+			compile = textwin.CompileFold
+		}
 		var pattern *textwin.Pattern
-		if pattern, err = textwin.Compile(q.Grep); err != nil {
+		if pattern, err = compile(q.Grep); err != nil {
 			return nil, fmt.Errorf("psych: grep: %w: %w", err, ErrInvalid)
 		}
-		if got, err = text.Grep(ctx, pattern, q.Offset, q.Limit); err == nil {
+		got, err = text.Grep(ctx, pattern, textwin.Search{Offset: q.Offset, Limit: q.Limit, From: q.From, Context: q.Context})
+		if err == nil && got.Counted {
 			w.Matches = &got.Matches
 		}
 	case w.Unit == UnitChars:
@@ -119,9 +155,9 @@ func readOutput(ctx context.Context, p *Payload, blobs BlobStore, run RunKey, q 
 		return nil, fmt.Errorf("psych: read an output: %w", err)
 	}
 	w.Text = string(showNULs(got.Text))
-	w.NextOffset, w.AtEnd, w.Truncated = got.Next, !got.More, got.More || got.Cut
-	if w.AtEnd {
-		w.NextOffset = 0
+	w.AtEnd, w.Truncated = !got.More, got.More || got.Cut
+	if got.More {
+		w.NextOffset, w.NextFrom = got.Next, got.From
 	}
 	return w, nil
 }
@@ -141,6 +177,7 @@ func (w *OutputWindow) answer() string {
 		Matches    *int64 `json:"matches,omitempty"`
 		Offset     int64  `json:"offset"`
 		NextOffset *int64 `json:"next_offset,omitempty"`
+		NextFrom   int64  `json:"next_from,omitempty"`
 		Truncated  bool   `json:"truncated"`
 		Unit       string `json:"unit"`
 	}
@@ -152,7 +189,7 @@ func (w *OutputWindow) answer() string {
 		fmt.Fprintf(&b, "[This output is binary (%s, %d bytes). It is neither decoded nor searched.]", w.ContentType, w.Size)
 		return b.String()
 	}
-	h := textHead{w.TotalChars, w.TotalLines, w.Matches, w.Offset, nil, w.Truncated, w.Unit}
+	h := textHead{w.TotalChars, w.TotalLines, w.Matches, w.Offset, nil, w.NextFrom, w.Truncated, w.Unit}
 	if !w.AtEnd {
 		h.NextOffset = &w.NextOffset
 	}
@@ -167,13 +204,16 @@ var readToolOutputDef = ToolDef{
 	Name: "read_tool_output",
 	Description: `Reads a tool output that was too large to be shown whole, by its handle ("out_…"). ` +
 		`Answers with a line of JSON (totals, offset, next_offset, truncated), then the text, at most 20,000 characters. ` +
-		`Go on with offset = next_offset; without a next_offset there is no more. ` +
-		`Use grep to search. A long line is cut, and says at which character it goes on: read on there with unit "chars".`,
+		`Go on with offset = next_offset, and with from = next_from where there is one; without a next_offset there is no more. ` +
+		`Use grep to search; over hundreds of megabytes it takes several calls, and says no total. A long line is cut, and says at which character it goes on: read on there with unit "chars".`,
 	Schema: json.RawMessage(`{"type":"object","properties":{` +
 		`"handle":{"type":"string","description":"As the output's preview gives it."},` +
 		`"offset":{"type":"integer","minimum":0,"description":"Where to begin, from 0: in the unit, or in matches with grep."},` +
 		`"limit":{"type":"integer","minimum":0,"description":"How many at the most. 0 or absent: a page."},` +
-		`"grep":{"type":"string","description":"An RE2 regular expression, matched within lines. (?i) ignores case."},` +
+		`"grep":{"type":"string","description":"An RE2 regular expression, matched within lines."},` +
+		`"ignore_case":{"type":"boolean","description":"For grep. Default: false."},` +
+		`"context":{"type":"integer","minimum":0,"maximum":10,"description":"For grep: lines to show before and behind each match."},` +
+		`"from":{"type":"integer","minimum":0,"description":"For grep: the next_from of a search that goes on."},` +
 		`"unit":{"type":"string","enum":["lines","chars"],"description":"Default: lines, or chars if the output is one long line."}},` +
 		`"required":["handle"],"additionalProperties":false}`),
 }
@@ -215,11 +255,8 @@ func parseReadArgs(args json.RawMessage) (handle string, q OutputQuery, err erro
 			if json.Unmarshal(v, &handle) != nil || isNull {
 				return bad("the handle is %.40s: want a string that begins with %q", v, outputPrefix)
 			}
-		case "offset", "limit":
-			to := &q.Offset
-			if name == "limit" {
-				to = &q.Limit
-			}
+		case "offset", "limit", "context", "from":
+			to := map[string]*int64{"offset": &q.Offset, "limit": &q.Limit, "context": &q.Context, "from": &q.From}[name]
 			if isNull {
 				continue
 			}
@@ -228,6 +265,10 @@ func parseReadArgs(args json.RawMessage) (handle string, q OutputQuery, err erro
 				return bad("%s is %.40s: want a whole number from 0", name, v)
 			}
 			*to = n
+		case "ignore_case":
+			if json.Unmarshal(v, &q.IgnoreCase) != nil {
+				return bad("ignore_case is %.40s: want true or false", v)
+			}
 		case "grep", "unit":
 			to := &q.Grep
 			if name == "unit" {
@@ -237,7 +278,7 @@ func parseReadArgs(args json.RawMessage) (handle string, q OutputQuery, err erro
 				return bad("%s is %.40s: want a string", name, v)
 			}
 		default:
-			return bad("there is no argument %.40q: want handle, offset, limit, grep, unit", name)
+			return bad("there is no argument %.40q: want handle, offset, limit, grep, ignore_case, context, from, unit", name)
 		}
 	}
 	if _, ok := fields["handle"]; !ok {
@@ -248,6 +289,12 @@ func parseReadArgs(args json.RawMessage) (handle string, q OutputQuery, err erro
 	}
 	if q.Unit != "" && q.Unit != UnitLines && q.Unit != UnitChars {
 		return bad("unit is %.40q: want %q or %q", q.Unit, UnitLines, UnitChars)
+	}
+	if q.Context > textwin.MaxContext {
+		return bad("context is %d: want 0 to %d lines", q.Context, textwin.MaxContext)
+	}
+	if q.From > 0 && q.Grep == "" {
+		return bad("from goes on with a search: give its grep too, or an offset instead")
 	}
 	return handle, q, nil
 }

@@ -137,6 +137,10 @@ func TestReadOutputGrep(t *testing.T) {
 			{OutputQuery{Grep: "foo$", Unit: UnitChars}, "1: foo bar foo\n3: bar␀foo\n", 2, 0},
 			{OutputQuery{Grep: "^n"}, "2: nothing\n", 1, 0},
 			{OutputQuery{Grep: "absent"}, "", 0, 0},
+			{OutputQuery{Grep: "FOO$", IgnoreCase: true}, "1: foo bar foo\n3: bar␀foo\n", 2, 0},
+			{OutputQuery{Grep: "N", IgnoreCase: true, Context: 1}, "1- foo bar foo\n2: nothing\n3- bar␀foo\n", 2, 0},
+			{OutputQuery{Grep: "foo", Limit: 1, Context: 1}, "1: foo bar foo\n2- nothing\n", 3, 1},
+			{OutputQuery{Grep: "^bar", Context: 10}, "1- foo bar foo\n2- nothing\n3: bar␀foo\n", 1, 0},
 			{OutputQuery{Grep: `\x00`}, "3: bar␀foo\n", 1, 0},
 			{OutputQuery{Grep: `x*$`}, "1: foo bar foo\n2: nothing\n3: bar␀foo\n", 3, 0},
 		} {
@@ -159,10 +163,99 @@ func TestReadOutputGrep(t *testing.T) {
 	}
 }
 
+// A search that stops says where it goes on, and no total; one that goes on
+// there finds the rest.
+func TestReadOutputSearchInParts(t *testing.T) {
+	defer func(n int64) { searchBytes = n }(searchBytes)
+	searchBytes = 1 << 20
+	for name, unit := range map[string]string{"lines": strings.Repeat("some é line\n", 5000), "one line": strings.Repeat("some é text ", 5000)} {
+		in := strings.Repeat(unit+"the Needle ", 60)
+		ps, blobs := outputs(t, "text/plain", in)
+		p := ps["blob"]
+		for _, limit := range []int64{0, 1, 7} {
+			q := OutputQuery{Grep: `\bneedle\b`, IgnoreCase: true, Limit: limit}
+			found, parts := 0, map[int64]bool{}
+			for {
+				blobs.opens, blobs.read = 0, 0
+				w, err := readOutput(context.Background(), p, blobs, payloadRun, q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if blobs.opens != 1 || blobs.read > searchBytes+64<<10 {
+					t.Fatalf("%s: %d reads of %d bytes", name, blobs.opens, blobs.read)
+				}
+				if w.Matches != nil || w.TotalChars != p.Chars || w.Truncated == w.AtEnd {
+					t.Fatalf("%s: %+v", name, w)
+				}
+				parts[q.From] = true
+				found += strings.Count(w.Text, "Needle")
+				head, _, _ := strings.Cut(w.answer(), "\n")
+				if strings.Contains(head, `"matches":`) || strings.Contains(head, `"next_offset":`) == w.AtEnd || w.NextFrom > 0 != strings.Contains(head, fmt.Sprintf(`"next_from":%d,`, w.NextFrom)) {
+					t.Fatalf("%s: %s for %+v", name, head, w)
+				}
+				if w.AtEnd {
+					break
+				}
+				q.Offset, q.From = w.NextOffset, w.NextFrom
+			}
+			if found != 60 || len(parts) < 4 {
+				t.Errorf("%s, limit %d: %d matches in %d parts", name, limit, found, len(parts))
+			}
+		}
+		// A total is known where all was searched from the first character on.
+		if w, err := readOutput(context.Background(), ps["blob"], blobs, payloadRun, OutputQuery{Grep: "absent", From: p.Chars - 10}); err != nil || !w.AtEnd || w.Matches != nil {
+			t.Errorf("%s: %+v, %v", name, w, err)
+		}
+	}
+}
+
+// Of what was let go nothing is read, and the error says why.
+func TestReadOutputLetGo(t *testing.T) {
+	p, err := keep(context.Background(), strings.NewReader(strings.Repeat("line\n", 100_000)), "text/plain", nil, payloadKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, blobs := range []BlobStore{nil, &countingBlobs{}} {
+		for _, q := range []OutputQuery{{}, {Grep: "x"}, {Unit: UnitChars, Offset: 5}} {
+			if _, err := readOutput(context.Background(), &p, blobs, payloadRun, q); !errors.Is(err, ErrNoBlobStore) {
+				t.Errorf("%+v: %v", q, err)
+			}
+		}
+	}
+}
+
+// Characters of several code points come back whole, wherever pages cut them.
+func TestReadOutputCombining(t *testing.T) {
+	for _, unit := range []string{"e\u0301", "👩\u200d👩\u200d👧\u200d👦", "🇩🇪", "a\u0300\u0316\u0315\u031b", "\u2028x", "👍🏽\r"} {
+		in := strings.Repeat(unit, 30_000)
+		ps, blobs := outputs(t, "text/plain", in)
+		for name, p := range ps {
+			var got strings.Builder
+			for q := (OutputQuery{Unit: UnitChars, Limit: 4999}); ; q.Offset += 4999 {
+				w, err := readOutput(context.Background(), p, blobs, payloadRun, q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !utf8.ValidString(w.Text) {
+					t.Fatalf("%s, %q: the page at %d cuts a character", name, unit, q.Offset)
+				}
+				got.WriteString(w.Text)
+				if w.AtEnd {
+					break
+				}
+			}
+			if got.String() != in {
+				t.Errorf("%s: pages of %q differ from it", name, unit)
+			}
+		}
+	}
+}
+
 func TestReadOutputInvalid(t *testing.T) {
 	ps, blobs := outputs(t, "text/plain", "text\n")
 	for name, p := range ps {
-		for _, q := range []OutputQuery{{Offset: -1}, {Limit: -1}, {Offset: -1 << 63}, {Unit: "bytes"}, {Grep: "("}, {Grep: "a{5000}"}, {Grep: strings.Repeat("a", 2000)}, {Grep: "x", Offset: -1}} {
+		for _, q := range []OutputQuery{{Offset: -1}, {Limit: -1}, {Offset: -1 << 63}, {Unit: "bytes"}, {Grep: "("}, {Grep: "a{5000}"}, {Grep: strings.Repeat("a", 2000)}, {Grep: "x", Offset: -1}, {Grep: "(", IgnoreCase: true}, {Grep: "a)(b", IgnoreCase: true},
+			{Grep: "x", Context: -1}, {Grep: "x", Context: 11}, {Grep: "x", From: -1}, {From: 1}, {Unit: UnitChars, From: 1}} {
 			if _, err := readOutput(context.Background(), p, blobs, payloadRun, q); !errors.Is(err, ErrInvalid) {
 				t.Errorf("%s %.60v: %v", name, q, err)
 			}
@@ -283,6 +376,9 @@ func TestAnswer(t *testing.T) {
 		{OutputQuery{Limit: 1}, `{"total_chars":7,"total_lines":2,"offset":0,"next_offset":1,"truncated":true,"unit":"lines"}` + "\na<b>\n"},
 		{OutputQuery{Offset: 9, Unit: UnitChars}, `{"total_chars":7,"total_lines":2,"offset":9,"truncated":false,"unit":"chars"}` + "\n"},
 		{OutputQuery{Grep: "z"}, `{"total_chars":7,"total_lines":2,"matches":0,"offset":0,"truncated":false,"unit":"matches"}` + "\n"},
+		{OutputQuery{Grep: "A", IgnoreCase: true}, `{"total_chars":7,"total_lines":2,"matches":1,"offset":0,"truncated":false,"unit":"matches"}` + "\n1: a<b>\n"},
+		{OutputQuery{Grep: "c", Context: 1}, `{"total_chars":7,"total_lines":2,"matches":1,"offset":0,"truncated":false,"unit":"matches"}` + "\n1- a<b>\n2: c\n"},
+		{OutputQuery{Grep: "[ac]", From: 2}, `{"total_chars":7,"total_lines":2,"offset":0,"truncated":false,"unit":"matches"}` + "\n2: c\n"},
 		{OutputQuery{Grep: "[ac]", Limit: 1}, `{"total_chars":7,"total_lines":2,"matches":2,"offset":0,"next_offset":1,"truncated":true,"unit":"matches"}` + "\n1: a<b>\n"},
 	} {
 		w, err := readOutput(context.Background(), &p, nil, payloadRun, c.q)
@@ -298,13 +394,17 @@ func TestAnswer(t *testing.T) {
 func TestParseReadArgs(t *testing.T) {
 	for args, want := range map[string]OutputQuery{
 		`{"handle":"out_c3_1"}`: {},
-		` {"handle":"out_c3_1","offset":5,"limit":10,"grep":"a","unit":"lines"} `:  {5, 10, "a", "lines"},
-		`{"handle":"out_c3_1","offset":null,"limit":null,"grep":null,"unit":null}`: {},
-		`{"handle":"out_c3_1","offset":0,"limit":0,"grep":"","unit":""}`:           {},
-		`{"handle":"out_c3_1","offset":20.0,"limit":1e3}`:                          {Offset: 20, Limit: 1000},
-		`{"handle":"out_c3_1","offset":9223372036854775807}`:                       {Offset: 1<<63 - 1},
-		`"{\"handle\":\"out_c3_1\",\"unit\":\"chars\"}"`:                           {Unit: "chars"},
-		`{"handle":"\u006fut_c3_1"}`:                                               {},
+		` {"handle":"out_c3_1","offset":5,"limit":10,"grep":"a","unit":"lines"} `:   {Offset: 5, Limit: 10, Grep: "a", Unit: "lines"},
+		`{"handle":"out_c3_1","offset":null,"limit":null,"grep":null,"unit":null}`:  {},
+		`{"handle":"out_c3_1","offset":0,"limit":0,"grep":"","unit":""}`:            {},
+		`{"handle":"out_c3_1","offset":20.0,"limit":1e3}`:                           {Offset: 20, Limit: 1000},
+		`{"handle":"out_c3_1","offset":9223372036854775807}`:                        {Offset: 1<<63 - 1},
+		`"{\"handle\":\"out_c3_1\",\"unit\":\"chars\"}"`:                            {Unit: "chars"},
+		`{"handle":"out_c3_1","grep":"a","ignore_case":true,"context":10,"from":7}`: {Grep: "a", IgnoreCase: true, Context: 10, From: 7},
+		`{"handle":"out_c3_1","ignore_case":false,"context":0,"from":0}`:            {},
+		`{"handle":"out_c3_1","ignore_case":null,"context":null,"from":null}`:       {},
+		`{"handle":"out_c3_1","ignore_case":true,"context":2}`:                      {IgnoreCase: true, Context: 2},
+		`{"handle":"\u006fut_c3_1"}`:                                                {},
 	} {
 		handle, q, err := parseReadArgs(json.RawMessage(args))
 		if err != nil || handle != "out_c3_1" || q != want {
@@ -316,6 +416,8 @@ func TestParseReadArgs(t *testing.T) {
 		`{"Handle":"out_c3_1"}`, `{"handle":"out_c3_1","handle":"out_c3_2"}`, `{"handle":"out_c3_1"} {}`, `{"handle":"out_c3_1","pattern":"a"}`,
 		`{"handle":"out_c3_1","offset":-1}`, `{"handle":"out_c3_1","limit":-1}`, `{"handle":"out_c3_1","offset":1.5}`, `{"handle":"out_c3_1","offset":1e300}`, `{"handle":"out_c3_1","offset":1e99999}`,
 		`{"handle":"out_c3_1","offset":9223372036854775808}`, `{"handle":"out_c3_1","offset":-9223372036854775809}`, `{"handle":"out_c3_1","offset":"5"}`, `{"handle":"out_c3_1","offset":true}`, `{"handle":"out_c3_1","limit":[]}`,
+		`{"handle":"out_c3_1","grep":"a","ignore_case":"true"}`, `{"handle":"out_c3_1","ignore_case":1}`, `{"handle":"out_c3_1","grep":"a","context":11}`, `{"handle":"out_c3_1","context":-1}`, `{"handle":"out_c3_1","context":"2"}`,
+		`{"handle":"out_c3_1","from":5}`, `{"handle":"out_c3_1","grep":"","from":5}`, `{"handle":"out_c3_1","grep":"a","from":-5}`, `{"handle":"out_c3_1","grep":"a","from":"5"}`,
 		`{"handle":"out_c3_1","grep":5}`, `{"handle":"out_c3_1","unit":"bytes"}`, `{"handle":"out_c3_1","unit":{}}`,
 		`{"handle":"` + strings.Repeat("x", 100_000) + `"}`, `{"` + strings.Repeat("x", 100_000) + `":1}`,
 	} {

@@ -2,8 +2,11 @@ package psych
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +17,7 @@ import (
 	"sync"
 	"testing"
 	"testing/iotest"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -238,6 +242,108 @@ func TestCaptureRoom(t *testing.T) {
 	}
 }
 
+// Whatever a tool returns is kept byte for byte, is text where it is UTF-8, and
+// comes back by the reader, inline and from a blob.
+func TestStrangePayloads(t *testing.T) {
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	for i := range 20_000 {
+		fmt.Fprintln(z, i, i*i)
+	}
+	z.Close()
+	wide := func(order binary.AppendByteOrder, s string) string {
+		var b []byte
+		for _, u := range utf16.Encode([]rune("\ufeff" + s)) {
+			b = order.AppendUint16(b, u)
+		}
+		return string(b)
+	}
+	const text, js = "text/plain; charset=utf-8", "application/json"
+	for _, c := range []struct {
+		name, contentType, in string
+		binary                bool
+		lines                 int64
+	}{
+		{"no final newline", text, strings.Repeat("line\n", 3000) + "last", false, 3001},
+		{"CRLF", text, strings.Repeat("line\r\n", 3000), false, 3000},
+		{"lone CR", text, strings.Repeat("line\r", 3000), false, 1},
+		{"U+2028 and U+0085", text, strings.Repeat("line\u2028\u0085", 3000), false, 1},
+		{"UTF-8 with a byte-order mark", text, "\ufeff" + strings.Repeat("é\n", 3000), false, 3000},
+		{"UTF-16, little end first", text, wide(binary.LittleEndian, strings.Repeat("wide line\n", 3000)), true, 0},
+		{"UTF-16, big end first", text, wide(binary.BigEndian, strings.Repeat("wide line\n", 3000)), true, 0},
+		{"nested 100,000 deep", js, strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000), false, 1},
+		{"duplicate keys", js, `{"a":1,"a":2,"b":"` + strings.Repeat("x", 10_000) + `"}`, false, 1},
+		{"integers over 2^53", js, `[` + strings.Repeat("9007199254740993,", 1000) + `18446744073709551617]`, false, 1},
+		{"a number of a million digits", js, strings.Repeat("7", 1_000_000), false, 1},
+		{"several values in a row", js, strings.Repeat(`{"a": 1} {"a": 2}[] null `, 1000), false, 1},
+		{"NDJSON", "application/x-ndjson", strings.Repeat("{\"a\": 1.10}\n", 3000), false, 3000},
+		{"not JSON at all", js, strings.Repeat("<html>\n", 3000), false, 3000},
+		{"gzip", "application/gzip", zipped.String(), true, 0},
+		{"gzip that is called text", text, zipped.String(), true, 0},
+		{"NULs", text, strings.Repeat("\x00", 20_000), false, 1},
+	} {
+		ps, blobs := outputs(t, c.contentType, c.in)
+		for where, p := range ps {
+			if p.Binary != c.binary || p.Lines != c.lines || p.Size != int64(len(c.in)) || p.ContentType != c.contentType {
+				t.Errorf("%s, %s: binary %v, %d lines, %d bytes of %d, %s", c.name, where, p.Binary, p.Lines, p.Size, len(c.in), p.ContentType)
+			}
+			if b, err := p.load(context.Background(), blobs, payloadRun); err != nil || string(b) != c.in {
+				t.Errorf("%s, %s: it came back changed, %v", c.name, where, err)
+			}
+			for _, unit := range []string{UnitChars, UnitLines} {
+				var got strings.Builder
+				for q := (OutputQuery{Unit: unit}); ; {
+					w, err := readOutput(context.Background(), p, blobs, payloadRun, q)
+					if err != nil || w.Binary != c.binary {
+						t.Fatalf("%s, %s: %+v, %v", c.name, where, w, err)
+					}
+					got.WriteString(w.Text)
+					if q.Offset = w.NextOffset; w.AtEnd {
+						break
+					}
+				}
+				want := strings.ReplaceAll(c.in, "\x00", "␀")
+				if c.binary {
+					want = ""
+				}
+				if unit == UnitLines && c.lines == 1 { // over 2,000 characters
+					want = string([]rune(want)[:2000])
+					if s, _, _ := strings.Cut(got.String(), "… [line cut"); s != want {
+						t.Errorf("%s, %s: cut to %d bytes, want %d", c.name, where, len(s), len(want))
+					}
+				} else if got.String() != want {
+					t.Errorf("%s, %s, by %s: the pages have %d bytes, want %d", c.name, where, unit, got.Len(), len(want))
+				}
+			}
+		}
+	}
+}
+
+// A value that a tool hands over as JSON keeps its numbers and keys too.
+func TestStrangeValues(t *testing.T) {
+	for name, c := range map[string]struct{ in, want string }{
+		"duplicate keys":               {`{"a": 1, "a": 2}`, `{"a":1,"a":2}`},
+		"integers over 2^53":           {"[9007199254740993, 1.0e5]", "[9007199254740993,1.0e5]"},
+		"a number of a million digits": {strings.Repeat("7", 1_000_000), strings.Repeat("7", 1_000_000)},
+		"several values in a row":      {"1 2", ""},
+	} {
+		r, err := resultOf(json.RawMessage(c.in))
+		if c.want == "" {
+			if err == nil {
+				t.Errorf("%s: no error", name)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if b, err := io.ReadAll(r.Body); err != nil || string(b) != c.want {
+			t.Errorf("%s: %.100s, %v", name, b, err)
+		}
+	}
+}
+
 // However a text is cut into reads, and wherever it goes, it is repaired alike.
 func TestCaptureProperties(t *testing.T) {
 	piece := rapid.SampledFrom([]string{"a", "text", "é", "日", "😀", "\n", "\x00", "\xff", "\xc3", "\xe2\x82", "\xf0\x9f\x98", "\xed\xa0", "\xed\xa0\x80", "\x80", "\xed", strings.Repeat("line\n", 20), strings.Repeat("é", 15_000), strings.Repeat("日\xff0123456789", 5000)})
@@ -372,6 +478,14 @@ func TestCaptureCanceled(t *testing.T) {
 		if !errors.Is(err, context.Canceled) || errors.As(err, &body) || reads != after+1 || len(blobs.m) > 0 {
 			t.Errorf("after %d: %v, %d reads", after, err, reads)
 		}
+	}
+	// It blocks until the context ends.
+	blocked, stop := context.WithCancel(context.Background())
+	begun := make(chan bool, 1)
+	go func() { <-begun; stop() }()
+	_, blockErr := capture(blocked, readFunc(func([]byte) (int, error) { begun <- true; <-blocked.Done(); return 0, blocked.Err() }), "", 10, nil, payloadKey)
+	if !errors.Is(blockErr, context.Canceled) || errors.As(blockErr, new(*bodyError)) {
+		t.Error(blockErr)
 	}
 	// It fails since the context ended: that is no failure of its own.
 	ctx, cancel := context.WithCancel(context.Background())

@@ -15,9 +15,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/psych-go/psych-go/adapters/dynamo"
 	"github.com/psych-go/psych-go/adapters/fsblob"
 	"github.com/psych-go/psych-go/adapters/memory"
+	"github.com/psych-go/psych-go/adapters/openai"
+	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
+	"github.com/psych-go/psych-go/adapters/sqlite"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -52,8 +56,13 @@ type program struct {
 func newProgram(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) *program {
 	p := &program{stdin: stdin, stdout: stdout, stderr: &lockedWriter{w: stderr}, getenv: getenv}
 	memory.Register(&p.backends)
+	dynamo.Register(&p.backends)
 	fsblob.Register(&p.backends)
+	s3blob.Register(&p.backends)
+	sqlite.Register(&p.backends)
 	script.Register(&p.backends)
+	openai.Register(&p.backends, getenv)
+	p.models = p.backends.Resolver(getenv("PSYCH_MODEL"))
 	return p
 }
 
@@ -67,14 +76,18 @@ func (p *program) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return exitCompleted
 	}
-	// The sentinel is for programs: what is wrong stands beside it.
-	message := strings.ReplaceAll("psych: "+err.Error(), ": "+psych.ErrInvalid.Error(), "")
-	message = strings.ReplaceAll(message, ": psych: ", ": ")
-	fmt.Fprintln(p.stderr, oneLine(message))
+	fmt.Fprintln(p.stderr, oneLine(message(err)))
 	if use := (*useError)(nil); errors.As(err, &use) {
 		return exitUse
 	}
 	return exitFailed
+}
+
+// message is what a person is told of an error. The sentinels are for programs:
+// what is wrong stands beside them.
+func message(err error) string {
+	s := strings.ReplaceAll("psych: "+err.Error(), ": "+psych.ErrInvalid.Error(), "")
+	return strings.ReplaceAll(s, ": psych: ", ": ")
 }
 
 func (p *program) command() *cobra.Command {
@@ -89,7 +102,10 @@ func (p *program) command() *cobra.Command {
 		return use("%w: %s --help lists the flags", err, c.CommandPath())
 	})
 	group(root)
-	root.AddCommand(p.runCommand(), p.specCommand(), &cobra.Command{
+	root.AddCommand(p.runCommand(), p.resumeCommand(), p.sendCommand(), p.abortCommand(), p.deleteCommand(), p.sweepCommand(),
+		p.runsCommand(), p.reportCommand(), p.recordsCommand(), p.outputCommand(),
+		p.specCommand(), p.modelCommand(), p.storeCommand(), p.contractCommand())
+	root.AddCommand(&cobra.Command{
 		Use:   "version",
 		Short: "Prints which version this is",
 		Args:  arguments(0, "none"),

@@ -15,7 +15,37 @@ type invocation struct {
 	stdout, stderr string
 }
 
-// psychIn runs psych in the working directory, with an environment of NAME=VALUE.
+// asPsych names the variable that makes the test program psych itself.
+const asPsych = "PSYCH_TEST_AS_PSYCH"
+
+// TestMain gives all tests, and the processes that they start, a state
+// directory that is not the user's.
+func TestMain(m *testing.M) {
+	if os.Getenv(asPsych) != "" {
+		main()
+	}
+	dir, err := os.MkdirTemp("", "psych-state")
+	if err == nil {
+		err = os.Setenv("XDG_STATE_HOME", dir)
+	}
+	if err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// getenv is an environment of the tests' state directory and nothing else.
+func getenv(name string) string {
+	if name == "XDG_STATE_HOME" {
+		return os.Getenv(name)
+	}
+	return ""
+}
+
+// psychIn runs psych in the working directory, with an environment of
+// NAME=VALUE beside the state directory.
 func psychIn(stdin string, env []string, args ...string) invocation {
 	var stdout, stderr bytes.Buffer
 	getenv := func(name string) string {
@@ -24,15 +54,17 @@ func psychIn(stdin string, env []string, args ...string) invocation {
 				return v
 			}
 		}
-		return ""
+		return getenv(name)
 	}
 	code := run(context.Background(), args, strings.NewReader(stdin), &stdout, &stderr, getenv)
 	return invocation{code, stdout.String(), stderr.String()}
 }
 
-// workdir makes a fresh working directory with files: name, content, ….
+// workdir makes a fresh working directory with files (name, content, …), and a
+// fresh state directory.
 func workdir(t *testing.T, files ...string) {
 	t.Helper()
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	t.Chdir(t.TempDir())
 	for i := 0; i < len(files); i += 2 {
 		if err := os.MkdirAll(filepath.Dir(files[i]), 0o700); err != nil {
@@ -76,7 +108,7 @@ func TestWrongUse(t *testing.T) {
 	for _, test := range []struct {
 		args, says string
 	}{
-		{"", "no command: want one of run, spec, version"},
+		{"", "no command: want one of abort, contract, delete, model, output, records, report, resume, run, runs, send, spec, store, sweep, version"},
 		{"rnu", `unknown command "rnu"`},
 		{"spec", "want one of check"},
 		{"spec chekc", `unknown command "chekc"`},
@@ -91,11 +123,11 @@ func TestWrongUse(t *testing.T) {
 		{"run spec.yaml hello", "give --model URL, set PSYCH_MODEL"},
 		{"run --model script:absent.yaml spec.yaml hello", "no such file"},
 		{"run --model script://host/play.yaml spec.yaml hello", `the host "host"`},
-		{"run --model gtp:5 spec.yaml hello", `unknown scheme "gtp": want script:`},
-		{"run --model gpt-5 spec.yaml hello", "want one that begins with script:"},
-		{"run --model script:play.yaml --store dynmo://t spec.yaml hello", `unknown scheme "dynmo": want mem:`},
+		{"run --model gtp:5 spec.yaml hello", `unknown scheme "gtp": want "openai:", "script:"`},
+		{"run --model gpt-5 spec.yaml hello", `want one that begins with "openai:", "script:"`},
+		{"run --model script:play.yaml --store dynmo://t spec.yaml hello", `unknown scheme "dynmo": want "`},
 		{"run --model script:play.yaml --store mem://?a=b spec.yaml hello", "takes none"},
-		{"run --model script:play.yaml --blob s4://b spec.yaml hello", `unknown scheme "s4": want file:, mem:`},
+		{"run --model script:play.yaml --blob s4://b spec.yaml hello", `unknown scheme "s4": want "file:", "mem:", "s3:"`},
 		{"run --model script:play.yaml --blob file://dir spec.yaml hello", `the host "dir"`},
 		{"run --model script:play.yaml --files absent spec.yaml hello", "--files absent"},
 		{"run --model script:play.yaml --tenant= spec.yaml hello", "tenant"},

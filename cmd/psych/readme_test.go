@@ -1,10 +1,16 @@
 package main
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/psych-go/psych-go/psych"
 )
 
 func readme(t *testing.T) string {
@@ -47,21 +53,33 @@ func TestReadmeExample(t *testing.T) {
 	}
 }
 
-func TestReadmeLinks(t *testing.T) {
-	text := readme(t)
-	links := regexp.MustCompile(`\]\(([^):]+)\)`).FindAllStringSubmatch(text, -1)
-	if len(links) == 0 {
-		t.Error("the README links to nothing")
+func TestLinks(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("docs: %v, %v", pages, err)
 	}
-	for _, l := range links {
-		if _, err := os.Stat("../../" + l[1]); err != nil {
-			t.Error(err)
+	for _, page := range append(pages, "../../README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		links := regexp.MustCompile(`\]\(([^):]+)\)`).FindAllStringSubmatch(string(text), -1)
+		if len(links) == 0 && strings.HasSuffix(page, "README.md") {
+			t.Error("the README links to nothing")
+		}
+		for _, l := range links {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), l[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+		if name := filepath.Base(page); name != "README.md" && !strings.Contains(readme(t), "(docs/"+name+")") {
+			t.Errorf("the README does not link to docs/%s", name)
 		}
 	}
 }
 
 func TestReadmeSchemes(t *testing.T) {
-	p := newProgram(nil, nil, nil, nil)
+	p := newProgram(nil, nil, nil, getenv)
 	text := readme(t)
 	for _, schemes := range [][]string{p.backends.Stores.Schemes(), p.backends.Blobs.Schemes(), p.backends.Models.Schemes()} {
 		for _, s := range schemes {
@@ -70,4 +88,60 @@ func TestReadmeSchemes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestReadmeParameters holds the README's table against what the adapters say
+// of an unknown parameter.
+func TestReadmeParameters(t *testing.T) {
+	p := newProgram(nil, nil, nil, getenv)
+	ctx := t.Context()
+	text := readme(t)
+	open := map[string]func(string) error{}
+	for _, s := range p.backends.Stores.Schemes() {
+		open[s] = func(u string) error { _, err := p.backends.Stores.Open(ctx, u); return err }
+	}
+	for _, s := range p.backends.Blobs.Schemes() {
+		open[s] = func(u string) error { _, err := p.backends.Blobs.Open(ctx, u); return err }
+	}
+	for _, s := range p.backends.Models.Schemes() {
+		open[s] = func(u string) error { _, err := p.backends.Models.Open(ctx, u); return err }
+	}
+	for scheme, f := range open {
+		u := scheme + "://name/x?nosuch=1"
+		if scheme == "openai" || scheme == "script" {
+			u = scheme + ":x?nosuch=1"
+		}
+		err := f(u)
+		if err == nil || !errors.Is(err, psych.ErrInvalid) || !strings.Contains(err.Error(), `"nosuch"`) {
+			t.Errorf("%s: %v, want that nosuch is refused", u, err)
+			continue
+		}
+		row := regexp.MustCompile("(?m)^\\| `" + scheme + ":.*$").FindString(text)
+		m := regexp.MustCompile(`: want ([a-z_, ]+): psych: `).FindStringSubmatch(err.Error())
+		if m == nil {
+			if !strings.Contains(err.Error(), "takes none") {
+				t.Errorf("%s: %v", u, err)
+			}
+			continue
+		}
+		for name := range strings.SplitSeq(m[1], ", ") {
+			if !strings.Contains(row, "`"+name+"`") {
+				t.Errorf("the README's row of %s: lacks the parameter %s:\n%s", scheme, name, row)
+			}
+		}
+	}
+}
+
+// TestReadmeCommands guards that the README lists every command.
+func TestReadmeCommands(t *testing.T) {
+	text := readme(t)
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			if walk(sub); !sub.HasSubCommands() && !strings.Contains(text, "\n    "+sub.CommandPath()) {
+				t.Errorf("the README does not list %s", sub.CommandPath())
+			}
+		}
+	}
+	walk(newProgram(nil, nil, nil, getenv).command())
 }

@@ -100,7 +100,7 @@ func TestRunFiles(t *testing.T) {
 ← c3_1 succeeded, \d+ bytes
 Two lines.
 
-run [0-9a-f]{32} of tenant local: completed, 4 turns, 1 attempts
+run [0-9a-f]{32} of tenant local: completed, 4 turns, 1 attempt
 `)
 	if !want.MatchString(got.stdout) {
 		t.Errorf("stdout does not match %s:\n%s", want, got.stdout)
@@ -255,7 +255,7 @@ func TestRunInterrupted(t *testing.T) {
 	defer cancel()
 	stdout := &cancelOn{seen: "first", cancel: cancel}
 	var stderr bytes.Buffer
-	code := run(ctx, []string{"run", "--files", ".", "spec.yaml", "hello"}, strings.NewReader(""), stdout, &stderr, func(string) string { return "" })
+	code := run(ctx, []string{"run", "--files", ".", "spec.yaml", "hello"}, strings.NewReader(""), stdout, &stderr, getenv)
 	if code != exitFailed {
 		t.Errorf("exit code %d, want 1", code)
 	}
@@ -263,14 +263,14 @@ func TestRunInterrupted(t *testing.T) {
 	if len(lines) != 3 || !strings.HasPrefix(lines[0], "psych: interrupted: ") || !strings.HasPrefix(lines[1], "psych: interrupted: run ") {
 		t.Errorf("stderr:\n%s", stderr.String())
 	}
-	if !strings.Contains(stdout.String(), ": open, 1 turns") || !strings.Contains(stdout.String(), "  interrupted") {
+	if !strings.Contains(stdout.String(), ": open, 1 turn,") || !strings.Contains(stdout.String(), "  interrupted") {
 		t.Errorf("the report does not say how far it came:\n%s", stdout.String())
 	}
 
 	// Interrupted before it began: nothing to report.
 	stderr.Reset()
 	stdout = &cancelOn{}
-	code = run(ctx, []string{"run", "--files", ".", "spec.yaml", "hello"}, strings.NewReader(""), stdout, &stderr, func(string) string { return "" })
+	code = run(ctx, []string{"run", "--files", ".", "spec.yaml", "hello"}, strings.NewReader(""), stdout, &stderr, getenv)
 	if code != exitFailed || stdout.Len() > 0 {
 		t.Errorf("exit code %d, want 1; stdout:\n%s", code, stdout.String())
 	}

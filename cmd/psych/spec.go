@@ -17,36 +17,37 @@ import (
 func (p *program) specCommand() *cobra.Command {
 	c := &cobra.Command{Use: "spec", Short: "Works on Spec files"}
 	group(c)
-	var files string
+	var w workerFlags
 	check := &cobra.Command{
 		Use:   "check [flags] SPEC",
 		Short: "Lists every problem of a Spec, a line each, with its path",
 		Long: `Lists every problem of the Spec in the file SPEC (YAML or JSON), a line each,
 with its path. Whether the tools that it names exist only the program knows that
-registers them: with --files, that is psych itself.
+registers them: with --files or --allow-exec, that is psych itself.
 
 Exit codes: 0 valid, 1 invalid, 2 wrong use.`,
 		Args: arguments(1, "SPEC"),
 		RunE: func(c *cobra.Command, args []string) error {
-			return p.checkSpec(c.Context(), files, args[0])
+			return p.checkSpec(c.Context(), &w, args[0])
 		},
 	}
-	check.Flags().StringVar(&files, "files", "", "`directory` as for psych run: also check that the tools exist")
+	check.Flags().StringVar(&w.files, "files", "", "`directory` as for psych run: also check that the tools exist")
+	check.Flags().StringArrayVar(&w.commands, "allow-exec", nil, "`command` as for psych run: also check that the tools exist")
 	c.AddCommand(check)
 	return c
 }
 
-func (p *program) checkSpec(ctx context.Context, files, path string) error {
+func (p *program) checkSpec(ctx context.Context, w *workerFlags, path string) error {
 	spec, err := readSpec(path)
-	if err == nil && files == "" {
+	if err == nil && w.files == "" && w.commands == nil {
 		err = spec.Check()
 	} else if err == nil {
 		defer p.close()
-		rt, openErr := p.open(ctx, &runFlags{files: files, store: "mem://", blob: "mem://"})
+		s, openErr := p.open(ctx, &storeFlags{store: "mem://", blob: "mem://", tenant: "check"}, w, nil)
 		if openErr != nil {
 			return openErr
 		}
-		_, err = rt.Publish(ctx, "check", spec)
+		_, err = s.rt.Publish(ctx, s.tenant, spec)
 	}
 	var invalid *psych.SpecError
 	if errors.As(err, &invalid) {

@@ -49,7 +49,24 @@ func (w *watcher) observe(o psych.Observation) {
 			what += ": " + short(&e.Result)
 		}
 		w.printf("← %s %s", e.Call, what)
+		for i := range e.Attachments {
+			w.attachment(&e.Attachments[i])
+		}
 	}
+}
+
+func (w *watcher) attachment(a *psych.Attachment) {
+	what := fmt.Sprintf("%d bytes", a.Output.Size)
+	if a.Truncated && a.Observed > a.Output.Size {
+		what += fmt.Sprintf(" of %d", a.Observed)
+	}
+	switch a.Output.Stored() {
+	case psych.StoredBlob:
+		what += ", kept in the blob store"
+	case psych.StoredPreview:
+		what += ", of which a preview alone was kept"
+	}
+	w.printf("  + %s, %s", a.Name, what)
 }
 
 // shortChars is how much of arguments and failures is printed.

@@ -7,36 +7,95 @@ import (
 	"unicode/utf8"
 )
 
-// Grep shows limit occurrences of p from occurrence offset on, and counts all;
-// limit 0, or one that is more than a page holds, is a page. A line is shown
-// once for all of its occurrences in the window, behind its number (from 1)
-// and ": ". Of a line over [LineChars], what is around each occurrence is
-// shown instead, joined where that overlaps, behind the offset in characters
-// at which it begins.
+// MaxContext bounds Search.Context.
+const MaxContext = 10
+
+// A Search says which occurrences of a pattern are shown, and with what.
+type Search struct {
+	// Offset and Limit count occurrences from From on. Limit 0, or one that is
+	// more than a page holds, is a page.
+	Offset, Limit int64
+
+	// From is the character at which the search begins.
+	From int64
+
+	// Context is how many lines are shown before and behind each line with an
+	// occurrence, up to MaxContext.
+	Context int64
+}
+
+// Grep shows occurrences of p. A line is shown once for all of its occurrences
+// in the window, behind its number (from 1) and ": ". Of a line over
+// [LineChars], what is around each occurrence is shown instead, joined where
+// that overlaps, behind the offset in characters at which it begins. Lines of
+// context stand behind their number and "- ", cut at 400 characters.
 //
 // The text streams through a buffer of 256 KiB. A line that fits is searched
 // whole. In a longer one every occurrence of a pattern that matches no more
 // than 32 KiB is found; a longer occurrence may be missed, or found as several.
-func (t *Text) Grep(ctx context.Context, p *Pattern, offset, limit int64) (*Window, error) {
-	limit, err := t.check(offset, limit)
-	if err != nil || t.Size == 0 {
-		return &Window{}, err
-	}
-	r, err := t.Open(ctx, 0, t.Size)
+//
+// A search stops after [ScanBytes], or little more: where occurrences were found
+// that are not shown it goes on among them, at Next and the same From; else at
+// the Next and From of the window, which are a function of the text and q.
+// Where it stops in the middle of a line that the buffer can't hold, it goes
+// on there, and nothing else is different. Context does not reach over such a
+// place.
+func (t *Text) Grep(ctx context.Context, p *Pattern, q Search) (*Window, error) {
+	limit, err := t.check(q.Offset, q.Limit)
 	if err != nil {
 		return nil, err
 	}
-	c := &cursor{ctx: ctx, r: r, left: t.Size}
-	defer c.close()
-	b := t.bounds()
-	g := &grep{
-		bounds: b, p: p, offset: offset, limit: limit,
-		buf: make([]byte, min(int64(b.buffer), t.Size)),
+	if q.From < 0 {
+		return nil, fmt.Errorf("%w: a search from character %d", ErrArgument, q.From)
 	}
+	if q.Context < 0 || q.Context > MaxContext {
+		return nil, fmt.Errorf("%w: %d lines of context: want 0 to %d", ErrArgument, q.Context, MaxContext)
+	}
+	if q.From >= t.Chars {
+		return &Window{Counted: q.From == 0}, nil
+	}
+	b := t.bounds()
+	scan := b.scan
+	if t.Scan > 0 {
+		scan = max(t.Scan, 2*int64(b.buffer))
+	}
+	marks := t.marks()
+	start, to := marks[0], t.Size
+	for _, m := range marks {
+		// The text before From is shown with an occurrence there.
+		if m.chars <= q.From-b.around-1 {
+			start = m
+		}
+		if m.chars >= q.From {
+			to = min(to, m.at+scan)
+			break
+		}
+	}
+	r, err := t.Open(ctx, start.at, to-start.at)
+	if err != nil {
+		return nil, err
+	}
+	c := &cursor{ctx: ctx, r: r, left: to - start.at}
+	defer c.close()
+	g := &grep{
+		bounds: b, p: p, offset: q.Offset, limit: limit,
+		contexts: contexts{context: int(q.Context)},
+		buf:      make([]byte, min(int64(b.buffer), to-start.at)),
+		last:     to == t.Size,
+		line:     start.lines, chars: start.chars,
+	}
+	if err := g.seek(c, q.From-start.chars); err != nil {
+		return nil, err
+	}
+	stopped := false
 	for {
-		err := g.fill(c)
-		if err != nil {
+		if err := g.fill(c); err != nil {
 			return nil, err
+		}
+		// What is left then is for the search that goes on: it may be a part of
+		// a line.
+		if stopped = c.left == 0 && !g.last && g.n < len(g.buf); stopped {
+			break
 		}
 		if g.long == nil {
 			g.lines()
@@ -48,9 +107,16 @@ func (t *Text) Grep(ctx context.Context, p *Pattern, offset, limit int64) (*Wind
 			break
 		}
 	}
-	w := &Window{Text: g.out, Cut: g.cut, Matches: g.matches}
-	if next := offset + g.shown; next < g.matches {
-		w.Next, w.More = next, true
+	from := g.chars
+	if g.long != nil {
+		g.endView(&g.long.view)
+		from += starts(g.buf[:g.long.pos])
+	}
+	w := &Window{Text: g.out, Cut: g.cut, Matches: g.matches, Counted: q.From == 0 && !stopped}
+	if next := q.Offset + g.shown; next < g.matches {
+		w.Next, w.From, w.More = next, q.From, true
+	} else if stopped {
+		w.Next, w.From, w.More = max(0, q.Offset-g.matches), from, true
 	}
 	return w, nil
 }
@@ -60,6 +126,7 @@ type grep struct {
 	*bounds
 	p             *Pattern
 	offset, limit int64
+	last          bool // the range ends where the text does
 
 	// The buffer holds n bytes from the begin of a line, or a part of long.
 	buf   []byte
@@ -71,6 +138,8 @@ type grep struct {
 	chars   int64 // before the bytes
 	matches int64
 
+	contexts
+
 	out   []byte
 	used  int64 // characters of out
 	shown int64 // matches
@@ -78,37 +147,80 @@ type grep struct {
 	cut   bool
 }
 
-// A longLine is one that the buffer can't hold.
+// A longLine is one that the buffer can't hold, or that is searched from its
+// middle on.
 type longLine struct {
 	scan
 	view  view
-	begun bool // the buffer no longer holds where it begins
+	begun bool   // the buffer no longer holds where it begins
+	head  []byte // the line as context
+	shown bool   // an occurrence in it is
 }
 
-// fill reads until the buffer is full or the text ends.
+// fill reads until the buffer is full or the range ends.
 func (g *grep) fill(c *cursor) error {
-	for g.n < len(g.buf) && !g.atEnd {
+	for g.n < len(g.buf) && c.left > 0 {
 		n, err := c.read(g.buf[g.n:])
 		if err != nil {
 			return err
 		}
 		g.n += n
-		g.atEnd = c.left == 0
 	}
+	g.atEnd = c.left == 0 && g.last
 	return nil
+}
+
+// seek goes to the n-th character from here, counted from 0.
+func (g *grep) seek(c *cursor, n int64) error {
+	if n == 0 && g.chars == 0 {
+		return nil
+	}
+	pass := func(i int) {
+		g.line += int64(bytes.Count(g.buf[:i], newline))
+		k := starts(g.buf[:i])
+		g.chars += k
+		n -= k
+		g.n = copy(g.buf, g.buf[i:g.n])
+	}
+	for {
+		if err := g.fill(c); err != nil {
+			return err
+		}
+		at, _ := nthStart(g.buf[:g.n], n)
+		if at == g.n {
+			if c.left == 0 {
+				return ErrChanged
+			}
+			pass(back(g.buf, g.n, g.around+1))
+			continue
+		}
+		if at == 0 || g.buf[at-1] == '\n' {
+			pass(at)
+			return nil
+		}
+		from := max(bytes.LastIndexByte(g.buf[:at], '\n')+1, back(g.buf, at, g.around+1))
+		pass(from)
+		g.long = &longLine{scan: scan{pos: at - from, last: -1}, begun: true}
+		return nil
+	}
 }
 
 // drop removes what has been dealt with, and counts it.
 func (g *grep) drop(n int) {
-	if !g.done() {
+	if !g.idle() || !g.last {
 		g.chars += starts(g.buf[:n])
 	}
 	g.n = copy(g.buf, g.buf[n:g.n])
 }
 
-// done reports whether nothing more is going to be shown, so that places need
-// no longer be known.
+// done reports whether no further match is going to be shown.
 func (g *grep) done() bool { return g.full || g.shown == g.limit }
+
+// idle reports whether nothing more is going to be shown, so that places need
+// no longer be known.
+func (g *grep) idle() bool {
+	return g.done() && g.after == 0 && (g.context == 0 || g.long == nil)
+}
 
 // lines searches the whole lines of the buffer.
 func (g *grep) lines() {
@@ -118,9 +230,13 @@ func (g *grep) lines() {
 	}
 	if end == 0 && g.n > 0 {
 		g.long = &longLine{scan: scan{last: -1}}
+		if g.context > 0 && !g.idle() {
+			g.long.head = g.contextLine(g.buf[:whole(g.buf[:g.n])], g.line, g.chars)
+		}
 		return
 	}
 	b := g.buf[:end]
+	g.printed, g.printedLine = 0, g.line
 	at := 0       // the begin of a line, up to which lines are searched
 	counted := at // up to which they are counted
 	before := g.chars
@@ -134,17 +250,19 @@ func (g *grep) lines() {
 		if k := bytes.IndexByte(b[at+i:], '\n'); k >= 0 {
 			to, next = at+i+k, at+i+k+1
 		}
-		if !g.done() {
+		if !g.idle() {
 			g.line += int64(bytes.Count(b[counted:from], newline))
 			before += starts(b[counted:from])
 			counted = from
 		}
+		g.follow(b, from)
 		text := b[from:to]
 		if next > to {
 			text = bytes.TrimSuffix(text, []byte{'\r'})
 		}
 		s := scan{last: -1}
-		v := view{whole: int64(len(text)) <= g.bounds.line || starts(text) <= g.bounds.line}
+		v := view{at: from, whole: int64(len(text)) <= g.bounds.line || starts(text) <= g.bounds.line}
+		shown := g.shown
 		for {
 			from, to, ok := s.next(g.p, text, len(text)+1, true)
 			if !ok {
@@ -153,9 +271,14 @@ func (g *grep) lines() {
 			g.match(&v, text, from, to, before, true)
 		}
 		g.endView(&v)
+		if g.shown > shown {
+			g.printed, g.printedLine, g.after = next, g.line+1, g.context
+		}
 		at = next
 	}
+	g.follow(b, end)
 	g.line += int64(bytes.Count(b[counted:], newline))
+	g.remember(b)
 	g.drop(end)
 }
 
@@ -176,6 +299,7 @@ func (g *grep) part() {
 			limit--
 		}
 	}
+	shown := g.shown
 	for {
 		from, to, ok := l.next(g.p, b, limit, !l.begun)
 		if !ok {
@@ -183,8 +307,10 @@ func (g *grep) part() {
 		}
 		g.match(&l.view, b, from, to, g.chars, ends)
 	}
+	l.shown = l.shown || g.shown > shown
 	if ends {
 		g.endView(&l.view)
+		g.endLong(l)
 		g.long = nil
 		g.drop(drop)
 		g.line++
@@ -203,7 +329,9 @@ func (g *grep) part() {
 
 // A view is what has been shown of a line.
 type view struct {
+	at    int  // where the line begins in the buffer; 0 in a part of a long one
 	whole bool // the line is shown whole
+	begun bool // something was shown
 	open  bool // something is shown, up to
 	to    int
 	more  bool // the line goes on there
@@ -219,7 +347,7 @@ func (g *grep) match(v *view, b []byte, from, to int, before int64, ends bool) {
 		return
 	}
 	if v.whole {
-		if !v.open && !g.show(fmt.Appendf(nil, "%d: ", g.line+1), b, 1) {
+		if !v.open && !g.show(v, fmt.Appendf(nil, "%d: ", g.line+1), b, 1) {
 			return
 		}
 		v.open = true
@@ -235,7 +363,7 @@ func (g *grep) match(v *view, b []byte, from, to int, before int64, ends bool) {
 	left := back(b, from, g.around)
 	if v.open && left <= v.to {
 		if right > v.to {
-			if !g.show(nil, b[v.to:right], 2) {
+			if !g.show(v, nil, b[v.to:right], 2) {
 				return
 			}
 			v.to, v.more = right, right < len(b) || !ends
@@ -246,24 +374,36 @@ func (g *grep) match(v *view, b []byte, from, to int, before int64, ends bool) {
 		if left > 0 {
 			head = append(head, "…"...)
 		}
-		if !g.show(head, b[left:right], 2) {
+		if !g.show(v, head, b[left:right], 2) {
 			return
 		}
-		*v = view{open: true, to: right, more: right < len(b) || !ends}
+		v.open, v.to, v.more = true, right, right < len(b) || !ends
 	}
 	g.shown++
 	g.cut = g.cut || end < to && v.to < to
 }
 
-// show adds text if it fits with what closes it.
-func (g *grep) show(head, text []byte, closing int64) bool {
+// show adds text, behind the context of the line if it is the first of it, if
+// it fits with what closes it and with the context behind it.
+func (g *grep) show(v *view, head, text []byte, closing int64) bool {
+	var context [][]byte
+	if !v.begun {
+		context = g.preceding(v.at)
+	}
 	n := int64(utf8.RuneCount(head)) + starts(text)
-	if g.used+n+closing > g.page {
+	for _, line := range context {
+		n += starts(line)
+	}
+	if g.used+n+closing+int64(g.context)*g.contextRoom() > g.page {
 		g.full = true
 		return false
 	}
+	for _, line := range context {
+		g.out = append(g.out, line...)
+	}
 	g.out = append(append(g.out, head...), text...)
 	g.used += n
+	v.begun = true
 	return true
 }
 

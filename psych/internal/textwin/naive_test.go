@@ -58,7 +58,7 @@ func textOf(b []byte) (*Text, *source) {
 }
 
 // small are bounds that short texts reach.
-var small = bounds{page: 160, line: 20, around: 3, match: 6, skip: 900, buffer: 256, overlap: 64}
+var small = bounds{page: 160, line: 20, around: 3, match: 6, skip: 900, buffer: 256, overlap: 64, aside: 8, scan: 1 << 40}
 
 func naiveLines(b []byte) []string {
 	lines := strings.SplitAfter(string(b), "\n")
@@ -126,22 +126,54 @@ func naiveByLines(b []byte, offset, limit int64, s *bounds) *Window {
 	return w
 }
 
-func naiveGrep(b []byte, expr string, offset, limit int64, s *bounds) *Window {
+// naiveGrep never stops, and begins at the first character.
+func naiveGrep(b []byte, expr string, q Search, s *bounds) *Window {
+	offset, limit := q.Offset, q.Limit
 	if limit == 0 || limit > s.page {
 		limit = s.page
 	}
 	re := regexp.MustCompile(expr)
-	w := &Window{}
+	w := &Window{Counted: true}
 	used, shown, start, full := int64(0), int64(0), int64(0), false
-	for i, l := range naiveLines(b) {
-		before := start
-		start += int64(utf8.RuneCountInString(l))
+	lines := naiveLines(b)
+	trim := func(l string) []rune {
 		t := strings.TrimSuffix(l, "\n")
 		if t != l {
 			t = strings.TrimSuffix(t, "\r")
 		}
-		r := []rune(t)
+		return []rune(t)
+	}
+	var starts []int64
+	aside := func(i int) string {
+		r := trim(lines[i])
+		l := fmt.Sprintf("%d- ", i+1)
+		if int64(len(r)) > s.aside {
+			return l + string(r[:s.aside]) + fmt.Sprintf("… [line cut: it goes on at character %d, read on there with unit \"chars\"]\n", starts[i]+s.aside)
+		}
+		return l + string(r) + "\n"
+	}
+	printed, after := 0, int64(0)
+	follow := func(to int) {
+		for ; after > 0 && printed < to; after-- {
+			l := aside(printed)
+			w.Text = append(w.Text, l...)
+			used += int64(utf8.RuneCountInString(l))
+			printed++
+		}
+	}
+	for i, l := range lines {
+		before := start
+		starts = append(starts, start)
+		start += int64(utf8.RuneCountInString(l))
+		r := trim(l)
+		t := string(r)
+		follow(i)
+		pre := "" // the context before the line
+		for k := max(printed, i-int(q.Context)); k < i; k++ {
+			pre += aside(k)
+		}
 		piece, from, to := "", -1, 0 // what is shown of the line, in characters
+		shownBefore := shown
 		render := func(from, to int) string {
 			p := fmt.Sprintf("%d: ", i+1)
 			if int64(len(r)) > s.line {
@@ -158,14 +190,17 @@ func naiveGrep(b []byte, expr string, offset, limit int64, s *bounds) *Window {
 		}
 		// What closes a part of a line is reckoned with two characters.
 		fits := func(from, to int) bool {
-			p := render(from, to)
+			p := pre + render(from, to)
 			n := int64(utf8.RuneCountInString(p))
 			if int64(len(r)) > s.line && to == len(r) {
 				n++
 			}
-			return used+n <= s.page
+			return used+n+q.Context*s.contextRoom() <= s.page
 		}
 		flush := func() {
+			if piece != "" {
+				piece, pre = pre+piece, ""
+			}
 			w.Text = append(w.Text, piece...)
 			used += int64(utf8.RuneCountInString(piece))
 			piece = ""
@@ -205,7 +240,11 @@ func naiveGrep(b []byte, expr string, offset, limit int64, s *bounds) *Window {
 			shown++
 		}
 		flush()
+		if shown > shownBefore {
+			printed, after = i+1, q.Context
+		}
 	}
+	follow(len(lines))
 	if next := offset + shown; next < w.Matches {
 		w.Next, w.More = next, true
 	}

@@ -19,8 +19,7 @@ const (
 // without its line feed or the carriage return before it: ^ and $ are the ends
 // of a line, and nothing matches across lines.
 type Pattern struct {
-	literal []byte         // the whole pattern, if it is one
-	re      *regexp.Regexp // otherwise
+	re *regexp.Regexp // nil if the pattern is its needle
 
 	// behind is re for a place inside a line, of an input that begins with the
 	// character before that place; group 1 is the match. It is nil if no match
@@ -30,29 +29,37 @@ type Pattern struct {
 	// Lines to look at are found in many lines at once, by one of these, which
 	// may find too many: the longest literal that each match holds, or the
 	// pattern kept from crossing lines.
-	needle []byte
+	needle literal
 	sieve  *regexp.Regexp
 }
 
 // Compile parses expr. An error matches ErrArgument and is fit to be shown to
 // whom the pattern came from.
-func Compile(expr string) (*Pattern, error) {
+func Compile(expr string) (*Pattern, error) { return compile(expr, syntax.Perl) }
+
+// CompileFold is [Compile] of a pattern that ignores case, of all letters.
+func CompileFold(expr string) (*Pattern, error) { return compile(expr, syntax.Perl|syntax.FoldCase) }
+
+func compile(expr string, flags syntax.Flags) (*Pattern, error) {
 	if len(expr) > maxPattern {
 		return nil, fmt.Errorf("%w: the pattern has %d bytes, over %d: shorten it", ErrArgument, len(expr), maxPattern)
 	}
-	tree, err := syntax.Parse(expr, syntax.Perl)
+	tree, err := syntax.Parse(expr, flags)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w: want RE2 syntax, with a backslash before a literal one of \\.+*?()|[]{}^$", ErrArgument, err)
 	}
 	if instructions(tree) > maxProgram {
 		return nil, fmt.Errorf("%w: the pattern repeats too much: use smaller bounds, or * and +", ErrArgument)
 	}
+	if flags&syntax.FoldCase != 0 {
+		expr = "(?i)" + expr
+	}
 	re, err := regexp.Compile(expr)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrArgument, err)
 	}
 	if lit, all := re.LiteralPrefix(); all && lit != "" {
-		return &Pattern{literal: []byte(lit), needle: []byte(lit)}, nil
+		return &Pattern{needle: newLiteral([]byte(lit))}, nil
 	}
 	p := &Pattern{re: re}
 	if looksBehind(tree) {
@@ -61,7 +68,7 @@ func Compile(expr string) (*Pattern, error) {
 			return nil, fmt.Errorf("%w: %w", ErrArgument, err)
 		}
 	}
-	if p.needle = needle(tree); p.needle == nil {
+	if p.needle = newLiteral(needle(tree)); p.needle.b == nil {
 		// An expression that can't be rewritten costs time alone: then every
 		// line is looked at.
 		p.sieve, _ = regexp.Compile(withinLine(tree).String())
@@ -184,8 +191,8 @@ var lineEnding = &syntax.Regexp{Op: syntax.OpConcat, Sub: []*syntax.Regexp{
 // candidate returns a place in a line of b that may have a match, such that no
 // line before it has one; -1 if there is none. b begins where a line does.
 func (p *Pattern) candidate(b []byte) int {
-	if p.needle != nil {
-		return bytes.Index(b, p.needle)
+	if p.needle.b != nil {
+		return p.needle.index(b)
 	}
 	if p.sieve == nil {
 		return 0
@@ -200,11 +207,11 @@ func (p *Pattern) candidate(b []byte) int {
 // b begins inside a line, the caller has pos > 0.
 func (p *Pattern) next(b []byte, pos int, lineStart bool) (from, to int) {
 	switch {
-	case p.literal != nil:
-		if i := bytes.Index(b[pos:], p.literal); i >= 0 {
-			return pos + i, pos + i + len(p.literal)
+	case p.re == nil:
+		if i := p.needle.index(b[pos:]); i >= 0 {
+			return pos + i, pos + i + len(p.needle.b)
 		}
-	case p.needle != nil && !bytes.Contains(b[pos:], p.needle):
+	case p.needle.b != nil && p.needle.index(b[pos:]) < 0:
 	case p.behind == nil || pos == 0 && lineStart:
 		if m := p.re.FindIndex(b[pos:]); m != nil {
 			return pos + m[0], pos + m[1]
@@ -246,4 +253,56 @@ func (s *scan) next(p *Pattern, b []byte, limit int, lineStart bool) (from, to i
 		}
 	}
 	return 0, 0, false
+}
+
+// A literal is searched by its rarest byte.
+type literal struct {
+	b    []byte
+	rare int
+}
+
+// common are bytes of texts, the most frequent ones first.
+const common = " etaoinsrhldcumfpgwybvk\n0123456789-_.,:;/\"'=()[]{}ETAOINSRHLDCUMFPGWYBVK"
+
+func newLiteral(b []byte) literal {
+	l := literal{b: b}
+	best := -1
+	for i, c := range b {
+		rank := bytes.IndexByte([]byte(common), c)
+		switch {
+		case c >= 0xC0:
+			rank = 0 // each letter of a script begins with one of a few
+		case c >= 0x80:
+			rank = 10
+		case rank < 0:
+			rank = len(common)
+		}
+		if rank > best {
+			best, l.rare = rank, i
+		}
+	}
+	return l
+}
+
+// index is bytes.Index.
+func (l *literal) index(b []byte) int {
+	i := l.rare
+	for misses := 0; i < len(b); misses++ {
+		if misses > 8+i/32 { // it is not rare here
+			if k := bytes.Index(b[i-l.rare:], l.b); k >= 0 {
+				return i - l.rare + k
+			}
+			return -1
+		}
+		k := bytes.IndexByte(b[i:], l.b[l.rare])
+		if k < 0 {
+			return -1
+		}
+		i += k
+		if bytes.HasPrefix(b[i-l.rare:], l.b) {
+			return i - l.rare
+		}
+		i++
+	}
+	return -1
 }

@@ -27,6 +27,10 @@ const (
 	LineChars = 2000  // a longer line is cut, and a match in it shown with what is around it
 )
 
+// ScanBytes is behind how many bytes a search stops, at the next border of its
+// buffer, or of the index where it began in the middle of a text.
+const ScanBytes = 256 << 20
+
 // Errors of this package.
 var (
 	ErrArgument = errors.New("invalid argument")            // a negative offset or limit, an illegal pattern
@@ -37,6 +41,7 @@ var (
 type Text struct {
 	Size, Chars, Lines int64
 	Index              []byte // of the Meter; without it windows are counted from the start
+	Scan               int64  // behind how many bytes a search stops, at least 512 KiB; 0: ScanBytes
 
 	// Open reads length bytes from offset, which lie within Size.
 	Open func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
@@ -44,13 +49,15 @@ type Text struct {
 	test *bounds // smaller ones, so that tests reach them
 }
 
-// bounds are sizes in characters, and in bytes for the last three.
+// bounds are sizes in characters, and in bytes for skip, buffer, overlap and scan.
 type bounds struct {
 	page, line    int64
 	around, match int64 // of a long line: shown on each side of a match, and of the match itself
 	skip          int64 // what a window by lines reads behind its first line at the most
 	buffer        int   // of a search; a line that fits is searched whole
 	overlap       int   // in longer lines: any match up to this size is found as a whole
+	aside         int64 // characters of a line of context
+	scan          int64 // bytes behind which a search stops, at least two buffers
 }
 
 var standard = bounds{
@@ -58,6 +65,8 @@ var standard = bounds{
 	around: 200, match: 1000,
 	skip:   utf8.UTFMax*PageChars + 256<<10,
 	buffer: 256 << 10, overlap: 32 << 10,
+	aside: 400,
+	scan:  ScanBytes,
 }
 
 func (t *Text) bounds() *bounds {
@@ -69,11 +78,15 @@ func (t *Text) bounds() *bounds {
 
 // A Window is a part of a text.
 type Window struct {
-	Text    []byte
-	Next    int64 // the offset to go on at, where More is set
-	More    bool
-	Cut     bool  // a line, or a match, is not shown to its end
-	Matches int64 // of a search: occurrences in the whole text
+	Text []byte
+	Next int64 // the offset to go on at, where More is set
+	More bool
+	Cut  bool // a line, or a match, is not shown to its end
+
+	// Of a search.
+	From    int64 // the Search.From to go on with, where More is set
+	Matches int64 // occurrences from Search.From to where it ended
+	Counted bool  // these are all of the text
 }
 
 // check gives a limit its default and bound.
@@ -189,7 +202,7 @@ func (t *Text) ByLines(ctx context.Context, offset, limit int64) (*Window, error
 			n++
 			at++
 		case lineCut:
-			note := fmt.Sprintf("… [line cut: it goes on at character %d, read on there with unit \"chars\"]\n", at)
+			note := cutNote(at) + "\n"
 			out = append(out, note...)
 			n += int64(utf8.RuneCountInString(note))
 		}
@@ -219,6 +232,11 @@ func (t *Text) ByLines(ctx context.Context, offset, limit int64) (*Window, error
 	}
 	w.Next, w.More = line, line < t.Lines
 	return w, nil
+}
+
+// cutNote stands in place of the rest of a line, which begins at a character.
+func cutNote(at int64) string {
+	return fmt.Sprintf("… [line cut: it goes on at character %d, read on there with unit \"chars\"]", at)
 }
 
 // short explains a range that ended before the window began.

@@ -215,17 +215,184 @@ func TestGrepProperties(t *testing.T) {
 			t.Fatal(err)
 		}
 		offset, limit := rapid.Int64Range(0, 30).Draw(t, "offset"), rapid.Int64Range(0, 40).Draw(t, "limit")
-		got, err := text.Grep(context.Background(), p, offset, limit)
+		got, err := text.Grep(context.Background(), p, Search{Offset: offset, Limit: limit})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := sameWindow(got, naiveGrep(b, expr, offset, limit, &small)); err != nil {
+		if err := sameWindow(got, naiveGrep(b, expr, Search{Offset: offset, Limit: limit}, &small)); err != nil {
 			t.Fatalf("%q from %d, limit %d: %v", expr, offset, limit, err)
 		}
 		if n := int64(utf8.RuneCount(got.Text)); n > small.page {
 			t.Fatalf("page of %d characters", n)
 		}
 	})
+}
+
+// roomy are bounds in which lines of context fit.
+var roomy = bounds{page: 2400, line: 20, around: 3, match: 6, skip: 900, buffer: 256, overlap: 64, aside: 8, scan: 1 << 40}
+
+func TestContextProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := texts().Draw(t, "text")
+		expr := rapid.SampledFrom(patterns).Draw(t, "pattern")
+		text, _ := textOf(b)
+		text.test = &roomy
+		p, err := Compile(expr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := Search{
+			Offset:  rapid.Int64Range(0, 10).Draw(t, "offset"),
+			Limit:   rapid.SampledFrom([]int64{0, 1, 2, 5}).Draw(t, "limit"),
+			Context: rapid.Int64Range(0, 6).Draw(t, "context"),
+		}
+		got, err := text.Grep(context.Background(), p, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sameWindow(got, naiveGrep(b, expr, q, &roomy)); err != nil {
+			t.Fatalf("%q %+v: %v", expr, q, err)
+		}
+		if n := int64(utf8.RuneCount(got.Text)); n > roomy.page {
+			t.Fatalf("page of %d characters", n)
+		}
+	})
+}
+
+// A page holds a match with all of its context, however long the lines are.
+func TestContextFits(t *testing.T) {
+	for _, size := range []int{500, LineChars, LineChars + 1, 300_000} {
+		line := strings.Repeat("é", size-6)
+		b := []byte(strings.Repeat(line+"needle\n", 100))
+		text, _ := textOf(b)
+		p, _ := Compile("needle")
+		w, err := text.Grep(context.Background(), p, Search{Context: MaxContext, Offset: 15})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := utf8.RuneCount(w.Text); n > PageChars || w.Next <= 15 || w.Matches != 100 {
+			t.Fatalf("size %d: page of %d characters, %d matches, next %d", size, n, w.Matches, w.Next)
+		}
+		lines := naiveLines(w.Text)
+		if !strings.HasPrefix(lines[0], "6- ") || !strings.HasPrefix(lines[10], "16: ") || !strings.HasPrefix(lines[len(lines)-1], fmt.Sprintf("%d- ", w.Next+MaxContext)) {
+			t.Fatalf("size %d: %.40q", size, lines)
+		}
+		if want := fmt.Sprintf("6- %s… [line cut: it goes on at character %d, read on", strings.Repeat("é", 400), 5*(size+1)+400); !strings.HasPrefix(lines[0], want) {
+			t.Errorf("size %d: %.500q", size, lines[0])
+		}
+	}
+}
+
+// A search that stops goes on where it did, and finds what one that doesn't
+// stop finds.
+func TestSearchInParts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := bytes.Repeat(texts().Draw(t, "text"), rapid.SampledFrom([]int{1, 5, 30, 400}).Draw(t, "times"))
+		expr := rapid.SampledFrom(patterns).Draw(t, "pattern")
+		if expr == "x*" || expr == "a?" {
+			return // where they match nothing right behind a match depends on what is before
+		}
+		text, src := textOf(b)
+		p, err := Compile(expr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := small
+		part.scan = rapid.SampledFrom([]int64{512, 700, 5000}).Draw(t, "scan")
+		limit := rapid.SampledFrom([]int64{1, 3}).Draw(t, "limit")
+		most := rapid.IntRange(1, 100).Draw(t, "most")
+		pages := func(s *bounds, limit int64) (found []string) {
+			text.test = s
+			for q := (Search{Limit: limit}); len(found) < most; {
+				src.bytes = 0
+				w, err := text.Grep(context.Background(), p, q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := src.bytes; n > s.scan+firstStride+int64(s.buffer) {
+					t.Fatalf("%d bytes were read", n)
+				}
+				if len(w.Text) > 0 {
+					found = append(found, string(w.Text))
+				}
+				if !w.More {
+					break
+				}
+				if w.From < q.From || w.From == q.From && w.Next <= q.Offset {
+					t.Fatalf("%+v goes on at %d from %d", q, w.Next, w.From)
+				}
+				if w.Counted && w.From > 0 {
+					t.Fatalf("counted, and goes on from %d", w.From)
+				}
+				q.Offset, q.From = w.Next, w.From
+			}
+			return found
+		}
+		whole := small
+		want, got := pages(&whole, 1), pages(&part, 1)
+		for i := range max(len(got), len(want)) {
+			if i >= len(got) || i >= len(want) || got[i] != want[i] {
+				t.Fatalf("%q: page %d of %d and %d\n%.200q, want\n%.200q", expr, i, len(got), len(want), got[min(i, len(got)):], want[min(i, len(want)):])
+			}
+		}
+		pages(&part, limit)
+		// An offset of matches goes on across the places where a search stops.
+		text.test = &part
+		offset := rapid.Int64Range(0, 40).Draw(t, "offset")
+		for q := (Search{Offset: offset, Limit: 1}); ; {
+			w, err := text.Grep(context.Background(), p, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(w.Text) == 0 && w.More {
+				q.Offset, q.From = w.Next, w.From
+				continue
+			}
+			text.test = &whole
+			one, err := text.Grep(context.Background(), p, Search{Offset: offset, Limit: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(w.Text) != string(one.Text) {
+				t.Fatalf("match %d: %q, want %q", offset, w.Text, one.Text)
+			}
+			break
+		}
+	})
+}
+
+// From may be any character.
+func TestSearchFrom(t *testing.T) {
+	unit := "one two\r\nthree é one\n\n" + strings.Repeat("x", 100) + "one\n"
+	text, _ := textOf([]byte(strings.Repeat(unit, 300)))
+	p, _ := Compile(`\bone\b|x+one`)
+	for _, c := range []struct {
+		from int64
+		want string
+	}{
+		{0, "1: one two\n"},
+		{1, "2: three é one\n"},
+		{14, "2: [character 9] three é one\n"}, // the rest of a line is searched as a part of it
+		{9, "2: three é one\n"},
+		{17, "2: [character 9] three é one\n"},
+		{18, "4: " + strings.Repeat("x", 100) + "one\n"},
+		{22, "4: " + strings.Repeat("x", 100) + "one\n"},
+		{30, "4: [character 22] " + strings.Repeat("x", 100) + "one\n"},
+		{123, "5: one two\n"},
+		{126 * 150, "601: one two\n"},
+		{126*299 + 121, "1200: [character 37696] " + strings.Repeat("x", 100) + "one\n"},
+		{126*300 - 1, ""},
+		{126 * 300, ""},
+		{1<<63 - 1, ""},
+	} {
+		w, err := text.Grep(context.Background(), p, Search{From: c.from, Limit: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(w.Text) != c.want || w.Counted != (c.from == 0) || w.More && w.From != c.from {
+			t.Errorf("from %d: %q, %+v", c.from, w.Text, w)
+		}
+	}
 }
 
 // A pattern of any length is found in a line that fits the buffer.
@@ -238,11 +405,11 @@ func TestGrepUnbounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := text.Grep(context.Background(), p, 0, 0)
+		got, err := text.Grep(context.Background(), p, Search{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := sameWindow(got, naiveGrep(b, expr, 0, 0, &small)); err != nil {
+		if err := sameWindow(got, naiveGrep(b, expr, Search{}, &small)); err != nil {
 			t.Errorf("%q: %v", expr, err)
 		}
 	}
@@ -261,7 +428,7 @@ func TestGrepAcrossBuffers(t *testing.T) {
 				b := bytes.Repeat([]byte(" "), size)
 				copy(b[border+shift:], "needle")
 				text, _ := textOf(b)
-				w, err := text.Grep(context.Background(), p, 0, 0)
+				w, err := text.Grep(context.Background(), p, Search{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -283,7 +450,7 @@ func TestGrepManyInOneLine(t *testing.T) {
 	}
 	text, _ := textOf(b.Bytes())
 	p, _ := Compile(`<match \d+>`)
-	w, err := text.Grep(context.Background(), p, 899, 1)
+	w, err := text.Grep(context.Background(), p, Search{Offset: 899, Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +466,7 @@ func TestGrepManyInOneLine(t *testing.T) {
 	}
 	seen := 0
 	for offset := int64(0); ; {
-		w, err := text.Grep(context.Background(), p, offset, 0)
+		w, err := text.Grep(context.Background(), p, Search{Offset: offset})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -333,14 +500,50 @@ func TestCompile(t *testing.T) {
 		`\bfoo\b`: "foo", `.{0,200}error.{0,200}`: "error", `"id":\s*(\d+)`: `"id":`, `(?i)error`: "", `a|b`: "", `x?yy`: "yy", `(abc)+d`: "abc", `(?:a+bb){2}`: "bb", `(?:abc)*d`: "d",
 	} {
 		p, err := Compile(expr)
-		if err != nil || string(p.needle) != want {
-			t.Errorf("%q: needle %q, %v, want %q", expr, p.needle, err, want)
+		if err != nil || string(p.needle.b) != want {
+			t.Errorf("%q: needle %q, %v, want %q", expr, p.needle.b, err, want)
+		}
+	}
+	for expr, in := range map[string]string{"foo": "FoO", "FOO": "foo", "a|B": "xb", "é": "É", "1": "1", "(?-i)a|b": "B", "k": "\u212A"} {
+		p, err := CompileFold(expr)
+		if err != nil {
+			t.Errorf("%q: %v", expr, err)
+			continue
+		}
+		text, _ := textOf([]byte(in))
+		want := int64(1)
+		if expr == "(?-i)a|b" {
+			want = 0
+		}
+		if w, err := text.Grep(context.Background(), p, Search{}); err != nil || w.Matches != want {
+			t.Errorf("%q in %q: %+v, %v", expr, in, w, err)
+		}
+	}
+	for _, expr := range []string{"a)(b", "(", strings.Repeat("a", maxPattern+1)} {
+		if _, err := CompileFold(expr); !errors.Is(err, ErrArgument) {
+			t.Errorf("%.20q: %v", expr, err)
 		}
 	}
 	// What has no needle has a sieve.
 	for _, expr := range patterns {
-		if p, err := Compile(expr); err != nil || p.needle == nil && p.sieve == nil {
+		if p, err := Compile(expr); err != nil || p.needle.b == nil && p.sieve == nil {
 			t.Errorf("%q: %+v, %v", expr, p, err)
+		}
+	}
+}
+
+func TestLiteral(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := []byte(rapid.StringOfN(rapid.SampledFrom([]rune("abé z\n")), 0, 400, -1).Draw(t, "text"))
+		lit := []byte(rapid.StringOfN(rapid.SampledFrom([]rune("abé z")), 1, 4, -1).Draw(t, "literal"))
+		l := newLiteral(lit)
+		if got, want := l.index(b), bytes.Index(b, lit); got != want {
+			t.Fatalf("%q in %q: %d, want %d", lit, b, got, want)
+		}
+	})
+	for lit, want := range map[string]byte{"needle": 'd', "error: x": 'x', "é!": '!', "日本": 0x97} {
+		if l := newLiteral([]byte(lit)); l.b[l.rare] != want {
+			t.Errorf("%q is searched by %q", lit, l.b[l.rare])
 		}
 	}
 }
@@ -349,10 +552,15 @@ func TestArguments(t *testing.T) {
 	text, src := textOf([]byte("one\ntwo"))
 	p, _ := Compile("o")
 	ctx := context.Background()
+	for _, q := range []Search{{From: -1}, {Context: -1}, {Context: MaxContext + 1}} {
+		if _, err := text.Grep(ctx, p, q); !errors.Is(err, ErrArgument) {
+			t.Errorf("%+v: %v", q, err)
+		}
+	}
 	for _, q := range [][2]int64{{-1, 0}, {0, -1}, {-1 << 63, 5}} {
 		_, err1 := text.ByChars(ctx, q[0], q[1])
 		_, err2 := text.ByLines(ctx, q[0], q[1])
-		_, err3 := text.Grep(ctx, p, q[0], q[1])
+		_, err3 := text.Grep(ctx, p, Search{Offset: q[0], Limit: q[1]})
 		for _, err := range []error{err1, err2, err3} {
 			if !errors.Is(err, ErrArgument) {
 				t.Errorf("%v: %v", q, err)
@@ -366,7 +574,7 @@ func TestArguments(t *testing.T) {
 		for _, limit := range []int64{0, 1, 1<<63 - 1} {
 			w1, err1 := text.ByChars(ctx, offset, limit)
 			w2, err2 := text.ByLines(ctx, offset, limit)
-			w3, err3 := text.Grep(ctx, p, offset, limit)
+			w3, err3 := text.Grep(ctx, p, Search{Offset: offset, Limit: limit})
 			if err := errors.Join(err1, err2, err3); err != nil {
 				t.Fatal(err)
 			}
@@ -381,7 +589,7 @@ func TestArguments(t *testing.T) {
 		}
 	}
 	empty, _ := textOf(nil)
-	w, err := empty.Grep(ctx, p, 0, 0)
+	w, err := empty.Grep(ctx, p, Search{})
 	if err != nil || w.Matches != 0 {
 		t.Errorf("empty: %+v, %v", w, err)
 	}
@@ -396,7 +604,7 @@ func TestChanged(t *testing.T) {
 	for name, read := range map[string]func(*Text) error{
 		"chars": func(x *Text) error { _, err := x.ByChars(ctx, 200_000, 0); return err },
 		"lines": func(x *Text) error { _, err := x.ByLines(ctx, 20_000, 0); return err },
-		"grep":  func(x *Text) error { _, err := x.Grep(ctx, p, 0, 0); return err },
+		"grep":  func(x *Text) error { _, err := x.Grep(ctx, p, Search{}); return err },
 	} {
 		text, _ := textOf(b)
 		text.Open = func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
@@ -421,7 +629,7 @@ func TestChanged(t *testing.T) {
 	text, _ := textOf(b)
 	canceled, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := text.Grep(canceled, p, 0, 0); !errors.Is(err, context.Canceled) {
+	if _, err := text.Grep(canceled, p, Search{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
 }
@@ -470,7 +678,7 @@ func TestBigText(t *testing.T) {
 			check("chars", func() (*Window, error) { return text.ByChars(ctx, (text.Chars-1)*part/4, 0) })
 			check("lines", func() (*Window, error) { return text.ByLines(ctx, (text.Lines-1)*part/4, 0) })
 		}
-		if n := allocated(func() { text.Grep(ctx, p, 0, 0) }); n > 4<<20 {
+		if n := allocated(func() { text.Grep(ctx, p, Search{}) }); n > 4<<20 {
 			t.Errorf("grep, lines %v: %d bytes allocated", lines, n)
 		}
 	}
@@ -530,11 +738,11 @@ func FuzzGrep(f *testing.F) {
 		b.buffer = 4096
 		text, _ := textOf([]byte(s))
 		text.test = &b
-		got, err := text.Grep(context.Background(), p, int64(offset), int64(limit))
+		got, err := text.Grep(context.Background(), p, Search{Offset: int64(offset), Limit: int64(limit)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := sameWindow(got, naiveGrep([]byte(s), expr, int64(offset), int64(limit), &b)); err != nil {
+		if err := sameWindow(got, naiveGrep([]byte(s), expr, Search{Offset: int64(offset), Limit: int64(limit)}, &b)); err != nil {
 			t.Fatalf("%q in %q: %v", expr, s, err)
 		}
 	})
@@ -620,7 +828,7 @@ func BenchmarkGrep(b *testing.B) {
 					b.Fatal(err)
 				}
 				for b.Loop() {
-					if w, err := text.Grep(context.Background(), p, 0, 0); err != nil || w.Matches != 0 {
+					if w, err := text.Grep(context.Background(), p, Search{}); err != nil || w.Matches != 0 {
 						b.Fatal(w, err)
 					}
 				}

@@ -1,0 +1,4 @@
+package dynamo
+
+// TableName is the name of the table.
+func (s *Store) TableName() string { return s.table }

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/psych-go/psych-go/psych"
+)
+
+// A runLine is a Run in a list. Programs read its names.
+type runLine struct {
+	RunID     string       `json:"run_id"`
+	Tenant    string       `json:"tenant"`
+	Principal string       `json:"principal,omitempty"`
+	Spec      string       `json:"spec"` // its name
+	Version   psych.Digest `json:"version"`
+	Status    string       `json:"status"`
+	CreatedAt time.Time    `json:"created_at"`
+	ExpiresAt *time.Time   `json:"expires_at"`
+	DueAt     *time.Time   `json:"due_at"`
+	Worker    string       `json:"worker,omitempty"` // that holds it, or died holding it
+	Until     *time.Time   `json:"until"`
+}
+
+func (p *program) runsCommand() *cobra.Command {
+	var f storeFlags
+	var asJSON bool
+	var limit int
+	c := &cobra.Command{
+		Use:   "runs [flags]",
+		Short: "Lists Runs, the newest first",
+		Args:  arguments(0, "none"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return p.listRuns(c.Context(), &f, limit, asJSON)
+		},
+	}
+	f.add(c.Flags())
+	c.Flags().IntVar(&limit, "limit", 50, "`number` of Runs to list at the most (0: all)")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return c
+}
+
+func (p *program) listRuns(ctx context.Context, f *storeFlags, limit int, asJSON bool) error {
+	defer p.close()
+	s, err := p.open(ctx, f, nil, nil)
+	if err != nil {
+		return err
+	}
+	if limit < 0 {
+		return use("--limit is %d: want a number from 0", limit)
+	}
+	lines, more := []runLine{}, false
+	names := map[psych.Digest]string{}
+	for info, err := range s.runs(ctx) {
+		if err != nil {
+			return err
+		}
+		if more = limit > 0 && len(lines) == limit; more {
+			break
+		}
+		if _, ok := names[info.Version]; !ok {
+			names[info.Version] = "?"
+			if spec, err := s.spec(ctx, info); err == nil {
+				names[info.Version] = spec.Name
+			}
+		}
+		lines = append(lines, newRunLine(info, names[info.Version]))
+	}
+	if asJSON {
+		err = p.printJSON(lines)
+	} else {
+		err = p.printRuns(lines)
+	}
+	if more {
+		fmt.Fprintf(p.stderr, "psych: there are more than %d: --limit 0 lists all\n", limit)
+	}
+	return err
+}
+
+func newRunLine(info psych.RunInfo, name string) runLine {
+	at := func(t time.Time) *time.Time {
+		if t.IsZero() {
+			return nil
+		}
+		t = t.UTC()
+		return &t
+	}
+	return runLine{
+		RunID: info.Key.RunID, Tenant: info.Key.Tenant, Principal: info.Scope.Principal, Spec: name, Version: info.Version, Status: info.Status,
+		CreatedAt: info.CreatedAt.UTC(), ExpiresAt: at(info.ExpiresAt), DueAt: at(info.DueAt), Worker: info.Owner, Until: at(info.Until),
+	}
+}
+
+func (p *program) printRuns(lines []runLine) error {
+	t := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "run\tspec\tstatus\tcreated\t")
+	for _, l := range lines {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", l.RunID, oneLine(l.Spec), oneLine(l.Status), l.CreatedAt.Local().Format(time.DateTime), l.state(time.Now()))
+	}
+	return t.Flush()
+}
+
+// state says who drives a Run, or who should.
+func (l *runLine) state(now time.Time) string {
+	switch {
+	case l.Worker != "" && l.Until != nil && l.Until.After(now):
+		return "driven by " + oneLine(l.Worker)
+	case l.Worker != "":
+		return "its worker died: psych resume goes on"
+	case l.DueAt != nil && !l.DueAt.After(now):
+		return "due: psych resume goes on"
+	case l.DueAt != nil:
+		return "due at " + l.DueAt.Local().Format(time.DateTime)
+	}
+	return ""
+}
+
+func (p *program) deleteCommand() *cobra.Command {
+	var f storeFlags
+	c := &cobra.Command{
+		Use:   "delete [flags] RUN",
+		Short: "Deletes a Run with everything that it stored",
+		Long: `Deletes the Run with the id RUN, or the one whose id begins so: its log, its inbox
+and its blobs. A tombstone stays for 30 days at the least. A worker that drives it
+fails at its next write. With a whole id it may be repeated if it failed.`,
+		Args: arguments(1, "RUN"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return p.deleteRun(c.Context(), &f, args[0])
+		},
+	}
+	f.add(c.Flags())
+	return c
+}
+
+func (p *program) deleteRun(ctx context.Context, f *storeFlags, id string) error {
+	defer p.close()
+	s, err := p.open(ctx, f, nil, nil)
+	if err != nil {
+		return err
+	}
+	key := psych.RunKey{Tenant: f.tenant, RunID: id}
+	if key.Check() != nil {
+		info, err := s.resolve(ctx, id)
+		if err != nil {
+			return err
+		}
+		key = info.Key
+	}
+	if err := s.rt.Delete(ctx, key); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(p.stdout, "run %s: deleted\n", key.RunID)
+	return err
+}
