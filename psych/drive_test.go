@@ -969,6 +969,13 @@ func TestStartAndSend(t *testing.T) {
 	if _, err := h.rt.Start(ctx, psych.Scope{Tenant: "u"}, v.Hash, psych.ClientMessage{Text: "hi"}); !errors.Is(err, psych.ErrNotFound) {
 		t.Errorf("another tenant's Version: %v", err)
 	}
+	for name, labels := range map[string]map[string]string{
+		"invalid UTF-8": {"a": "\xff"}, "too large": {"a": strings.Repeat("x", psych.MaxLabelBytes)},
+	} {
+		if _, err := h.rt.Start(ctx, psych.Scope{Tenant: "t", Labels: labels}, v.Hash, psych.ClientMessage{Text: "hi"}); !errors.Is(err, psych.ErrInvalid) {
+			t.Errorf("labels, %s: %v", name, err)
+		}
+	}
 	missing := psych.RunKey{Tenant: "t", RunID: strings.Repeat("0", 32)}
 	for name, c := range map[string]struct{ got, want error }{
 		"no message":     {h.rt.Send(ctx, first, psych.ClientMessage{}), psych.ErrInvalid},

@@ -275,13 +275,8 @@ func (m *ClientMessage) digest(more ...string) Digest {
 // is idempotent by tenant, principal and the message's id: repeated it returns
 // the same Run; with another Version or text, ErrConflict.
 func (r *Runtime) Start(ctx context.Context, s Scope, version Digest, m ClientMessage) (RunKey, error) {
-	if err := CheckTenant(s.Tenant); err != nil {
+	if err := s.check(); err != nil {
 		return RunKey{}, err
-	}
-	if s.Principal != "" {
-		if err := checkID("principal", s.Principal); err != nil {
-			return RunKey{}, err
-		}
 	}
 	if m.ID == "" {
 		m.ID = r.o.NewID()

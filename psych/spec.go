@@ -23,6 +23,33 @@ type Scope struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 }
 
+// MaxLabelBytes bounds the keys and values of a Scope's labels together.
+const MaxLabelBytes = 4 << 10
+
+// check returns an error matching ErrInvalid unless tenant and principal are
+// legal, and the labels valid UTF-8 within their bound.
+func (s Scope) check() error {
+	if err := CheckTenant(s.Tenant); err != nil {
+		return err
+	}
+	if s.Principal != "" {
+		if err := checkID("principal", s.Principal); err != nil {
+			return err
+		}
+	}
+	size := 0
+	for k, v := range s.Labels {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return fmt.Errorf("psych: label %.80q: %.80q is not valid UTF-8: %w", k, v, ErrInvalid)
+		}
+		size += len(k) + len(v)
+	}
+	if size > MaxLabelBytes {
+		return fmt.Errorf("psych: the labels take %d bytes: want at most %d: %w", size, MaxLabelBytes, ErrInvalid)
+	}
+	return nil
+}
+
 // A Spec describes an agent. It is data, never code.
 type Spec struct {
 	Name         string       `json:"name"`                   // 1 to 128 bytes of UTF-8 without control characters
