@@ -184,7 +184,9 @@ func (out *output) Write(p []byte) (int, error) {
 	out.kept += int64(len(p))
 	out.buf = append(out.buf, p...)
 	if out.at.Truncated {
-		out.buf = wholeChars(out.buf)
+		if b := wholeChars(out.buf); utf8.Valid(b) { // else it is no text
+			out.buf = b
+		}
 		return n, out.pass(0)
 	}
 	if len(out.buf) < outputBuffer {
@@ -203,8 +205,7 @@ func (out *output) pass(hold int) error {
 	return nil
 }
 
-// wholeChars is b without a character that is cut at its end. What is no text
-// keeps all its bytes.
+// wholeChars is b without a character that is cut at its end.
 func wholeChars(b []byte) []byte {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		if c := b[len(b)-i]; utf8.RuneStart(c) {

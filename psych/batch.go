@@ -16,7 +16,7 @@ import (
 type toolEnd struct {
 	call      *call
 	result    *ToolCallFinished
-	cancelled bool // since the driver stops: nothing is known of it
+	cancelled bool // since the driver stops: nothing is known of it but what it attached
 }
 
 // A job is a call that may begin.
@@ -235,6 +235,8 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 	if e == nil || e.Outcome == Failed && ctx.Err() != nil {
 		if context.Cause(ctx) != errToolTimeout {
 			end.cancelled = true
+			end.result = &ToolCallFinished{}
+			d.attach(end, outs)
 			return end
 		}
 		end.result = &ToolCallFinished{Call: j.call.id, Outcome: UnknownEnd, Code: CodeTimeout}
@@ -383,7 +385,7 @@ func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result
 			return nil, err
 		default: // whose text is of addresses, which are not the model's business
 			d.log.ErrorContext(ctx, "an output can't be read", "handle", j.from, "err", err)
-			if errors.Is(err, errLetGo) {
+			if j.read.letGo() {
 				return nil, fmt.Errorf("of %s only a preview was kept: there is no more to read", j.from)
 			}
 			if errors.Is(err, ErrNotFound) {
@@ -403,8 +405,7 @@ func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result
 	return j.tool.invoke(ctx, c)
 }
 
-// join waits for cancelled calls, and returns the ends of those that ended
-// before their context.
+// join waits for cancelled calls, and returns how they ended.
 func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd) {
 	grace := time.NewTimer(stopGrace + time.Second) // work leaves a tool behind after stopGrace
 	defer grace.Stop()
@@ -412,9 +413,7 @@ func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd)
 		select {
 		case e := <-in:
 			delete(running, e.tool.call)
-			if !e.tool.cancelled {
-				ends = append(ends, e.tool)
-			}
+			ends = append(ends, e.tool)
 		case <-grace.C:
 			return ends
 		}
@@ -426,12 +425,16 @@ func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd)
 // are kept. For an abort every other call is settled here, in one append with
 // the abort and the close; else they are left to the next attempt.
 func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, why error) error {
+	kept := map[*call][]Attachment{} // of calls that were stopped
 	for _, end := range d.join(in, running) {
-		if errors.Is(why, ErrLeaseLost) {
-			break
-		}
-		if err := d.emit(end.result); err != nil {
-			return err
+		switch {
+		case errors.Is(why, ErrLeaseLost):
+		case end.cancelled:
+			kept[end.call] = end.result.Attachments
+		default:
+			if err := d.emit(end.result); err != nil {
+				return err
+			}
 		}
 	}
 	if !errors.Is(why, errAborted) {
@@ -439,7 +442,9 @@ func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, wh
 	}
 	for _, c := range b.calls {
 		if c.done == nil {
-			if err := d.emit(settlement(c, "the exchange was aborted")); err != nil {
+			e := settlement(c, "the exchange was aborted")
+			e.Attachments = kept[c]
+			if err := d.emit(e); err != nil {
 				return err
 			}
 		}

@@ -291,7 +291,7 @@ func (d *driver) run() (Outcome, error) {
 		err := d.begin()
 		if err == nil {
 			var out Outcome
-			if out, err = d.turns(); err == nil || out == Closed {
+			if out, err = d.turns(); err == nil || out != 0 {
 				return out, err
 			}
 		}
@@ -376,7 +376,12 @@ func (d *driver) load() error {
 		if err != nil {
 			return err
 		}
-		if err := foldPage(d.store, d.state, d.rt.store, page); err != nil {
+		err := foldPage(d.store, d.state, d.rt.store, page, func(_ *state, r *Record) {
+			if e, ok := r.Event.(*ModelCallStarted); ok && len(e.Trimmed) > 0 {
+				d.prompt = nil // another worker trimmed what it holds
+			}
+		})
+		if err != nil {
 			return err
 		}
 		d.pos = page.Next

@@ -60,7 +60,8 @@ type OutputQuery struct {
 // where that begins; lines of context behind their number and "- ", cut at 400
 // characters. A NUL is shown as ␀, one character too.
 //
-// A search reads at most about 256 MiB. Where the output goes on behind that,
+// A search reads at most about 256 MiB, or 64 MiB of a pattern that holds no
+// literal, as where case is ignored. Where the output goes on behind that,
 // the window says so by NextFrom, Matches is nil, and context does not reach
 // over that place. Going on with the NextOffset and NextFrom of each window
 // until one is AtEnd shows everything, with a search and without one.
@@ -108,9 +109,6 @@ func readOutput(ctx context.Context, p *Payload, blobs BlobStore, run RunKey, q 
 	if p.Binary {
 		w.Binary, w.AtEnd, w.TotalChars, w.TotalLines = true, true, 0, 0
 		return w, nil
-	}
-	if p.letGo() {
-		return nil, fmt.Errorf("psych: read an output: only a preview of its %d bytes was kept, since there was no BlobStore: %w", p.Size, ErrNoBlobStore)
 	}
 	text := textwin.Text{Size: p.Size, Chars: p.Chars, Lines: p.Lines, Scan: searchBytes}
 	if p.Ref != nil {
@@ -205,7 +203,7 @@ var readToolOutputDef = ToolDef{
 	Description: `Reads a tool output that was too large to be shown whole, by its handle ("out_…"). ` +
 		`Answers with a line of JSON (totals, offset, next_offset, truncated), then the text, at most 20,000 characters. ` +
 		`Go on with offset = next_offset, and with from = next_from where there is one; without a next_offset there is no more. ` +
-		`Use grep to search; over hundreds of megabytes it takes several calls, and says no total. A long line is cut, and says at which character it goes on: read on there with unit "chars".`,
+		`Use grep to search; over tens of megabytes it may take several calls, and then gives no total. A long line is cut, and says at which character it goes on: read on there with unit "chars".`,
 	Schema: json.RawMessage(`{"type":"object","properties":{` +
 		`"handle":{"type":"string","description":"As the output's preview gives it."},` +
 		`"offset":{"type":"integer","minimum":0,"description":"Where to begin, from 0: in the unit, or in matches with grep."},` +

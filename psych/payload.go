@@ -16,9 +16,6 @@ import (
 // errDamaged says that a blob is not what the log says of it.
 var errDamaged = errors.New("psych: blob differs from its record")
 
-// errLetGo says that there is a preview of an output, and no more.
-var errLetGo = fmt.Errorf("psych: only a preview of it was kept (preview_only), for lack of a BlobStore: %w", ErrNotFound)
-
 // A bodyError is a failure of the reader that a tool returned, not of Psych's
 // storage. It unwraps to the reader's error.
 type bodyError struct{ err error }
@@ -349,7 +346,7 @@ func (p *Payload) open(ctx context.Context, blobs BlobStore, run RunKey, offset,
 		return io.NopCloser(bytes.NewReader(b)), nil
 	}
 	if p.letGo() {
-		return nil, fmt.Errorf("psych: read an output of run %s: %w", run, errLetGo)
+		return nil, fmt.Errorf("psych: read an output of run %s: only a preview of its %d bytes was kept, since there was no BlobStore: %w", run, p.Size, ErrNoBlobStore)
 	}
 	if blobs == nil {
 		return nil, fmt.Errorf("psych: read payload %q of run %s: it lies in a BlobStore, and the deployment has none: %w", p.Ref.CallID, run, ErrNoBlobStore)

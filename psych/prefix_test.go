@@ -1,6 +1,7 @@
 package psych_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,7 +80,7 @@ type segment struct {
 	worker int           // of two, which take turns
 	memory string        // what Memories says from now on
 	before note          // posted before
-	during note          // posted at a call of the store
+	during note          // posted, or done, at a call of the store
 	at     int           // which
 	kill   int           // the worker dies at a write; negative: it does not
 	lost   bool          // behind the write, not before it
@@ -91,7 +92,9 @@ type note int
 const (
 	noNote note = iota
 	aMessage
+	aLargeMessage
 	anAbort
+	aCancel // of the worker's context
 )
 
 func drawPlan(t *rapid.T) *plan {
@@ -148,8 +151,8 @@ func drawPlan(t *rapid.T) *plan {
 		p.segments = append(p.segments, segment{
 			worker: weighted("worker", 0, 1),
 			memory: rapid.SampledFrom([]string{"", "", "new", "known"}).Draw(t, "memory"),
-			before: note(weighted("before", 0, 1, 1, 2)),
-			during: note(weighted("during", 0, 0, 1, 2)),
+			before: rapid.SampledFrom([]note{noNote, aMessage, aMessage, aLargeMessage, anAbort}).Draw(t, "before"),
+			during: rapid.SampledFrom([]note{noNote, noNote, aMessage, anAbort, aCancel}).Draw(t, "during"),
 			at:     weighted("at", 3, 5, 7, 9, 11, 14, 20),
 			kill:   weighted("kill", -1, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10),
 			lost:   weighted("lost", 0, 1) == 1,
@@ -205,6 +208,8 @@ type world struct {
 	key   psych.RunKey
 	posts int
 
+	cancel context.CancelFunc // of the Drive that is on its way
+
 	mu     sync.Mutex
 	memory string
 }
@@ -222,10 +227,18 @@ func (w *world) post(client *psych.Runtime, n note) error {
 	w.posts++
 	id := fmt.Sprint("note ", w.posts)
 	switch n {
+	case aLargeMessage:
+		m := psych.ClientMessage{ID: id, Text: "large", Attachments: []psych.MessageAttachment{{Name: "a", ContentType: "text/plain", Data: []byte("small")}, {Name: "b", ContentType: "image/png", Data: []byte{0xff}}}}
+		if w.o.Blobs != nil {
+			m.Text = strings.Repeat("large ", 25_000)
+		}
+		return client.Send(ctx, w.key, m)
 	case aMessage:
 		return client.Send(ctx, w.key, psych.ClientMessage{ID: id, Text: "message of " + id})
 	case anAbort:
 		return client.Abort(ctx, w.key, psych.AbortRequest{ID: id, Reason: "enough"})
+	case aCancel:
+		w.cancel()
 	}
 	return nil
 }
@@ -318,10 +331,11 @@ func (p *plan) carryOut(t *testing.T) error {
 		if err := w.post(client, s.before); err != nil {
 			return err
 		}
-		own, cancel := ctx, context.CancelFunc(func() {})
+		own, cancel := context.WithCancel(ctx)
 		if s.time > 0 {
 			own, cancel = context.WithTimeout(ctx, s.time)
 		}
+		w.cancel = cancel
 		killed := w.meanwhile(s, client)
 		out, err := workers[s.worker].Drive(own, w.key, nil)
 		cancel()
@@ -330,7 +344,7 @@ func (p *plan) carryOut(t *testing.T) error {
 		case killed():
 			workers[s.worker] = w.worker()
 			time.Sleep(2 * time.Minute) // the lease ends
-		case !expected(out, err):
+		case !expected(out, err) && !(s.during == aCancel && errors.Is(err, context.Canceled)):
 			return fmt.Errorf("drive %d: %v, %w", i+1, out, err)
 		}
 	}
@@ -403,6 +417,54 @@ func TestLogsAreLegal(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { err = p.carryOut(t) })
 		if err != nil {
 			rt.Fatal(err)
+		}
+	})
+}
+
+// A worker whose knowledge of a Run is from before another one trimmed it sends
+// what that one sent.
+func TestAnotherWorkerTrims(t *testing.T) {
+	h := newHarness(t, "steps: [{calls: [{name: sized, arguments: {n: 20000}}]}, {text: one}, {text: two}, {text: three}]", sized)
+	key := h.start("go")
+	h.drive(key)
+	first := h.rt
+	h.restart()
+	h.send(key, "another worker trims")
+	h.rt = first
+	h.send(key, "the first goes on")
+	if rep := h.report(key); rep.Status != psych.StatusCompleted || rep.Exchanges[2].Answer != "three" {
+		t.Errorf("%s %+v", rep.Status, rep.Exchanges)
+	}
+	sent := h.model.Requests()
+	if before, now := sent[2].Prefix(), sent[3].Prefix(); !bytes.HasPrefix(now, before) {
+		t.Errorf("the first worker left the prefix: %s", difference(now, before))
+	}
+}
+
+// A call that is cut off while it writes an attachment leaves no goroutine.
+func TestAbortedWhileItAttaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, once, attacher(func(ctx context.Context, c *psych.Call) (*psych.Result, error) {
+			w, err := c.Attach("log", "text/plain", nil)
+			if err == nil {
+				_, err = w.Write([]byte("so far"))
+			}
+			if err != nil {
+				return nil, err
+			}
+			<-ctx.Done()
+			return nil, ctx.Err() // and never closed
+		}))
+		key := h.start("go")
+		go func() {
+			time.Sleep(time.Second)
+			if err := h.rt.Abort(context.Background(), key, psych.AbortRequest{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		h.drive(key)
+		if rep := h.report(key); rep.Status != psych.StatusAborted || rep.ToolCalls[0].Outcome != "unknown" {
+			t.Errorf("%s %+v", rep.Status, rep.ToolCalls)
 		}
 	})
 }

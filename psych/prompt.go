@@ -23,6 +23,7 @@ type prompt struct {
 	chars    int   // of history
 	bytes    int64 // of history
 	previous int   // messages of history that the previous request sent
+	fresh    bool  // made for this request: nothing was sent from it
 }
 
 // An opening is the tools and zone 1 of a Version for one Codec. It is the
@@ -320,6 +321,8 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	case zone < 0:
 	case recoded:
 		e.Breaks = append(e.Breaks, Break{zone, CodecChanged})
+	case zone < 2 && p.fresh: // what this process encodes for a Version never changes
+		e.Breaks = append(e.Breaks, Break{zone, Reopened})
 	case zone == 2 && memory != nil:
 		e.Breaks = append(e.Breaks, Break{zone, MemoryChanged})
 	}

@@ -198,6 +198,7 @@ type BreakCause string
 const (
 	MemoryChanged  BreakCause = "memory_changed"
 	CodecChanged   BreakCause = "codec_changed"
+	Reopened       BreakCause = "reopened"        // by a release whose own tools or lines are others
 	HistoryTrimmed BreakCause = "history_trimmed" // results of earlier exchanges, as one opened
 	ContextTrimmed BreakCause = "context_trimmed" // of earlier turns, since the context was full
 )

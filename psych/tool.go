@@ -297,7 +297,10 @@ func resultOf(out any) (*Result, error) {
 		}
 		b, err := strictjson.Compact(out)
 		if err != nil {
-			return nil, fmt.Errorf("the tool's result is not JSON: %w", err)
+			if !json.Valid(out) && len(out) > 0 {
+				return nil, fmt.Errorf("the tool's result is not JSON: %w", err)
+			}
+			b = out // nested too deeply to be walked: nothing a tool returned is lost
 		}
 		return &Result{ContentType: "application/json", Body: bytes.NewReader(b)}, nil
 	case []byte:

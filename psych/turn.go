@@ -94,7 +94,7 @@ func (d *driver) prepare() (*Request, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.prompt = &prompt{id: codec.ID(), opening: o}
+		d.prompt = &prompt{id: codec.ID(), opening: o, fresh: true}
 	}
 	p := d.prompt
 	p.codec, p.previous = codec, s.wire.messages
@@ -143,6 +143,7 @@ func (d *driver) prepare() (*Request, error) {
 	if err := d.emit(e); err != nil {
 		return nil, err
 	}
+	p.fresh = false
 	return p.request(d.version, spec.Model, tail), nil
 }
 

@@ -10,7 +10,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/psych-go/psych-go/psych"
 )
@@ -342,6 +346,59 @@ func TestPutReaderFails(t *testing.T) {
 		}
 	}
 	wantKept(t, f, s)
+}
+
+// An upload is aborted only when no part is on its way any more: one that
+// arrives behind the abort would stay.
+func TestPutAbortsLast(t *testing.T) {
+	broken := errors.New("broken")
+	arrived := make(chan bool)
+	f := newFake(t)
+	f.before = func(c *call) bool {
+		if c.op == "UploadPart" {
+			arrived <- true
+			<-c.r.Context().Done()
+			c.drop()
+		}
+		return false
+	}
+	h := &inFlight{}
+	s := New(f.client(func(o *s3.Options) { h.HTTPClient, o.HTTPClient = o.HTTPClient, h }), testBucket, "pre", nil)
+	s.part = 10
+	for _, end := range []io.Reader{errReader{broken}, panicReader{broken}} {
+		func() {
+			defer func() { recover() }()
+			s.Put(t.Context(), testKey, "", io.MultiReader(strings.NewReader(letters(15)), waitReader(arrived), end))
+		}()
+	}
+	if n := f.count("AbortMultipartUpload"); n != 2 {
+		t.Errorf("%d uploads were aborted, want 2", n)
+	}
+	if h.beside.Load() > 0 {
+		t.Errorf("%d aborts were sent while a part was on its way", h.beside.Load())
+	}
+}
+
+// A waitReader ends when something comes.
+type waitReader chan bool
+
+func (r waitReader) Read([]byte) (int, error) { <-r; return 0, io.EOF }
+
+// An inFlight counts what is sent beside a part.
+type inFlight struct {
+	s3.HTTPClient
+	parts, beside atomic.Int32
+}
+
+func (h *inFlight) Do(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPut {
+		h.parts.Add(1)
+		defer h.parts.Add(-1)
+		defer time.Sleep(20 * time.Millisecond) // what does not wait for it is seen
+	} else if h.parts.Load() > 0 {
+		h.beside.Add(1)
+	}
+	return h.HTTPClient.Do(r)
 }
 
 type panicReader struct{ v any }

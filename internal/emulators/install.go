@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -26,7 +27,7 @@ func (s *spec) install(ctx context.Context, root string) (string, error) {
 
 	// The marker is written last: a folder without it, or with that of other
 	// packages, is what an installation left that did not end.
-	want := strings.Join(append(s.pip, s.npm...), "\n") + "\n"
+	want := s.contents()
 	marker := filepath.Join(dir, "installed")
 	is, err := os.ReadFile(marker)
 	if err == nil && string(is) == want {
@@ -40,7 +41,11 @@ func (s *spec) install(ctx context.Context, root string) (string, error) {
 	}
 	fmt.Fprintf(os.Stderr, "emulators: installing %s %s into %s\n", s.name, s.version, dir)
 	var commands [][]string
-	if s.pip != nil {
+	var environ []string
+	if s.gobin != "" {
+		commands = [][]string{{"go", "install", s.gobin}}
+		environ = append(os.Environ(), "GOBIN="+dir, "GOFLAGS=")
+	} else if s.pip != nil {
 		commands = [][]string{
 			{"python3", "-m", "venv", dir},
 			append([]string{filepath.Join(dir, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"}, s.pip...),
@@ -53,11 +58,17 @@ func (s *spec) install(ctx context.Context, root string) (string, error) {
 	}
 	for _, c := range commands {
 		cmd := exec.CommandContext(ctx, c[0], c[1:]...)
+		cmd.Env = environ
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("install %s %s: %s: %w\n%s", s.name, s.version, strings.Join(c, " "), err, tail(out))
 		}
 	}
 	return dir, os.WriteFile(marker, []byte(want), 0o644)
+}
+
+// contents is what the marker of an installation of s holds.
+func (s *spec) contents() string {
+	return strings.Join(slices.Concat(s.pip, s.npm, []string{s.gobin}), "\n") + "\n"
 }
 
 // tail is the end of what a program printed.

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// A stub emulator needs nothing to be installed: python3 -c is enough.
+// A stub emulator needs nothing to be installed, and must not be: python3 -c is
+// enough.
 func stub(t *testing.T, code string) (root string) {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
@@ -31,7 +32,7 @@ func stub(t *testing.T, code string) (root string) {
 	}}
 	root = t.TempDir()
 	dir := filepath.Join(root, "stub-1")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "installed"), []byte("stub@1\n"), 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "installed"), []byte(specs[0].contents()), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	return root

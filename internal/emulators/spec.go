@@ -14,6 +14,7 @@ type spec struct {
 	env           []string                                            // variables that its endpoint is given to the command in
 	pip           []string                                            // what a virtual environment of its own holds
 	npm           []string                                            // or a node_modules
+	gobin         string                                              // or a program of Go, as PACKAGE@VERSION: tests start it themselves, and env is its path
 	command       func(dir string, port int) (args, environ []string) // ends with its standard input
 }
 
@@ -46,6 +47,11 @@ var specs = []spec{
 				"IOT_MTLS_ENABLED=0", // else it opens a port to everyone
 			}, credentials...)
 		},
+	},
+	{
+		name: "aws-lambda-rie", version: "bef5c4ba774d",
+		env:   []string{endpoint.RIE},
+		gobin: "github.com/aws/aws-lambda-runtime-interface-emulator/cmd/aws-lambda-rie@v0.0.0-20261030222936-bef5c4ba774d",
 	},
 }
 

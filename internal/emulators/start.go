@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -38,7 +39,11 @@ func start(ctx context.Context, root string, lookup func(string) (string, bool))
 		g.Go(func() {
 			var dir string
 			if dir, errs[i] = s.install(ctx, root); errs[i] == nil {
-				procs[i], errs[i] = s.start(ctx, dir)
+				if s.gobin != "" {
+					procs[i] = &process{url: filepath.Join(dir, s.name)}
+				} else {
+					procs[i], errs[i] = s.start(ctx, dir)
+				}
 			}
 			if errs[i] != nil {
 				cancel()
@@ -51,7 +56,9 @@ func start(ctx context.Context, root string, lookup func(string) (string, bool))
 		if p == nil {
 			continue
 		}
-		running.procs = append(running.procs, p)
+		if p.cmd != nil {
+			running.procs = append(running.procs, p)
+		}
 		for _, name := range specs[i].env {
 			if _, ok := lookup(name); !ok {
 				running.env = append(running.env, name+"="+p.url)
@@ -90,7 +97,7 @@ func (s *set) died() error {
 
 // A process is an emulator that was started.
 type process struct {
-	name, url string
+	name, url string // of a program: its path
 	cmd       *exec.Cmd
 	stdin     io.Closer
 	log       *os.File

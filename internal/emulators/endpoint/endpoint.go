@@ -16,6 +16,8 @@ const (
 	S3Prefix     = "PSYCH_TEST_S3_"
 	SQSPrefix    = "PSYCH_TEST_SQS_"
 
+	RIE = "PSYCH_TEST_RIE" // path of the Lambda Runtime Interface Emulator
+
 	Strict = "PSYCH_TEST_EMULATORS" // "1": an endpoint that is missing fails the test
 )
 
@@ -42,6 +44,21 @@ func S3(t testing.TB) []Endpoint {
 func SQS(t testing.TB) []Endpoint {
 	t.Helper()
 	return endpoints(t, SQSPrefix, "ministack")
+}
+
+// Runtime returns the path of the Lambda Runtime Interface Emulator, and skips
+// or fails without it as the others do.
+func Runtime(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv(RIE)
+	switch {
+	case path != "":
+	case os.Getenv(Strict) == "1":
+		t.Fatalf("%s is 1, but %s is not set", Strict, RIE)
+	default:
+		t.Skipf("needs the Runtime Interface Emulator: run `go run ./internal/emulators -- go test ./...`, or set %s to its path", RIE)
+	}
+	return path
 }
 
 // One returns the endpoint of a name among those that get returns. Where there

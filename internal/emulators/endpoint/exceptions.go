@@ -24,6 +24,10 @@ type Exception struct {
 // exception that is used another number of times.
 var Exceptions = []Exception{
 	{"moto", "capacity", "it says 1 for every write and .5 for every read, whatever their size", 2},
+	{"moto", "missing-index", "of an index that is missing it says that the table is", 1},
+	{"moto", "OpenWhileReplaced", "it serves one request at a time, so an open reader blocks the write", 1},
+	{"moto", "OpenWhileDeleted", "it serves one request at a time, so an open reader blocks the deletion", 1},
+	{"dynalite", "regions", "it has one for all", 1},
 	{"dynalite", "ttl", "it knows neither UpdateTimeToLive nor UpdateContinuousBackups", 1},
 	{"dynalite", "write-capacity", "it leaves out what writes to indexes consume", 1},
 	{"ministack", "read-capacity", "it says too little for larger reads", 1},

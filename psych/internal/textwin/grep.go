@@ -34,7 +34,9 @@ type Search struct {
 // whole. In a longer one every occurrence of a pattern that matches no more
 // than 32 KiB is found; a longer occurrence may be missed, or found as several.
 //
-// A search stops after [ScanBytes], or little more: where occurrences were found
+// A search stops after [ScanBytes], or little more, and after a quarter of that
+// where the pattern has no literal to look for (case that is ignored has none):
+// where occurrences were found
 // that are not shown it goes on among them, at Next and the same From; else at
 // the Next and From of the window, which are a function of the text and q.
 // Where it stops in the middle of a line that the buffer can't hold, it goes
@@ -57,8 +59,12 @@ func (t *Text) Grep(ctx context.Context, p *Pattern, q Search) (*Window, error) 
 	b := t.bounds()
 	scan := b.scan
 	if t.Scan > 0 {
-		scan = max(t.Scan, 2*int64(b.buffer))
+		scan = t.Scan
 	}
+	if p.needle.b == nil {
+		scan /= 4 // each byte goes through the expression
+	}
+	scan = max(scan, 2*int64(b.buffer))
 	marks := t.marks()
 	start, to := marks[0], t.Size
 	for _, m := range marks {

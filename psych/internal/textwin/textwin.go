@@ -41,7 +41,7 @@ var (
 type Text struct {
 	Size, Chars, Lines int64
 	Index              []byte // of the Meter; without it windows are counted from the start
-	Scan               int64  // behind how many bytes a search stops, at least 512 KiB; 0: ScanBytes
+	Scan               int64  // in place of ScanBytes; at least 512 KiB
 
 	// Open reads length bytes from offset, which lie within Size.
 	Open func(ctx context.Context, offset, length int64) (io.ReadCloser, error)

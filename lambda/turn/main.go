@@ -1,0 +1,34 @@
+// Command turn is the Lambda function that drives Runs: it takes wakes from an
+// SQS queue. PSYCH_STORE_URL, PSYCH_BLOB_URL and PSYCH_MODEL name what it works
+// with. A program with code tools of its own is this main with Options.Tools.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	awslambda "github.com/aws/aws-lambda-go/lambda"
+
+	"github.com/psych-go/psych-go/adapters/dynamo"
+	"github.com/psych-go/psych-go/adapters/openai"
+	"github.com/psych-go/psych-go/adapters/s3blob"
+	"github.com/psych-go/psych-go/adapters/script"
+	"github.com/psych-go/psych-go/lambda"
+	"github.com/psych-go/psych-go/psych"
+)
+
+func main() {
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	var b psych.Backends
+	dynamo.Register(&b)
+	s3blob.Register(&b)
+	openai.Register(&b, os.Getenv)
+	script.Register(&b)
+	rt, err := b.FromEnv(context.Background(), os.Getenv, nil, &psych.Options{Logger: log})
+	if err != nil {
+		log.Error("init", "err", err)
+		os.Exit(1)
+	}
+	awslambda.Start(lambda.Turn(rt, log))
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package psych_test
+
+const simDefault = 1000
