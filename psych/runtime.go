@@ -184,6 +184,15 @@ func (r *Runtime) Publish(ctx context.Context, tenant string, s *Spec) (*Version
 	return r.version(ctx, tenant, hash)
 }
 
+// Version reads what was published for a tenant under a hash; ErrNotFound if
+// nothing was. It is shared: nobody changes it.
+func (r *Runtime) Version(ctx context.Context, tenant string, hash Digest) (*Version, error) {
+	if err := CheckTenant(tenant); err != nil {
+		return nil, err
+	}
+	return r.version(ctx, tenant, hash)
+}
+
 // version reads a Version, once a process.
 func (r *Runtime) version(ctx context.Context, tenant string, hash Digest) (*Version, error) {
 	key := versionKey{tenant, hash}

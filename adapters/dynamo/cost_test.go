@@ -1,7 +1,13 @@
 package dynamo_test
 
 import (
+	"context"
+	"fmt"
+	"io"
 	"maps"
+	"math"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/psych-go/psych-go/adapters/memory"
@@ -10,16 +16,24 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
+// measure runs a workload on a table of its own. An emulator may drop a
+// connection after it has acted on a request, which the SDK then repeats: that
+// shows as a condition that failed, makes the count worthless, and is measured
+// again.
 func measure(t *testing.T, e endpoint.Endpoint, turns, bytes int) (contracttest.Cost, *meter) {
 	t.Helper()
-	m := new(meter)
-	s := newTable(t, client(e, m.options))
-	c, err := contracttest.Workload{Turns: turns, ResultBytes: bytes}.Measure(t.Context(), s, memory.NewBlobs(nil), m.count)
-	if err != nil {
-		t.Fatal(err)
+	for tries := 1; ; tries++ {
+		m := new(meter)
+		s := newTable(t, client(e, m.options))
+		c, err := contracttest.Workload{Turns: turns, ResultBytes: bytes}.Measure(t.Context(), s, memory.NewBlobs(nil), m.count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d turns, results of %d bytes\npublish %v\nstart   %v\ndrive   %v\nreopen  %v", turns, bytes, c.Publish, c.Start, c.Drive, c.Reopen)
+		if m.failures() == 0 || tries == 3 {
+			return c, m
+		}
 	}
-	t.Logf("%d turns, results of %d bytes\npublish %v\nstart   %v\ndrive   %v\nreopen  %v", turns, bytes, c.Publish, c.Start, c.Drive, c.Reopen)
-	return c, m
 }
 
 // A turn with a tool is two writes and no read; an answer is one write more.
@@ -73,6 +87,75 @@ func TestReadCapacity(t *testing.T) {
 			t.Errorf("a report of 20 turns consumes %g read units, more than its log has", got)
 		}
 	})
+}
+
+// The table of docs/cost.md is what is measured: requests and write units on
+// ministack, read units on dynalite.
+func TestCostTable(t *testing.T) {
+	writes, reads := endpoint.One(t, endpoint.Dynamo, "ministack"), endpoint.One(t, endpoint.Dynamo, "dynalite")
+	doc, err := os.ReadFile("../../docs/cost.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := make(map[contracttest.Workload][]float64)
+	for line := range strings.Lines(string(doc)) {
+		var w contracttest.Workload
+		var kb string
+		n := make([]float64, 4)
+		if _, err := fmt.Sscanf(strings.NewReplacer(" B ", "B ", " KB ", "KB ").Replace(line), "| %s | %d | %g | %g | %g | %g |", &kb, &w.Turns, &n[0], &n[1], &n[2], &n[3]); err == nil {
+			w.ResultBytes = map[string]int{"300B": 300, "30KB": 30 << 10}[kb]
+			rows[w] = n
+		}
+	}
+	for _, w := range contracttest.Workloads() {
+		c, _ := measure(t, writes, w.Turns, w.ResultBytes)
+		r, _ := measure(t, reads, w.Turns, w.ResultBytes)
+		got := []float64{float64(c.Run().Total()), c.Run().Writes, r.Run().Reads, r.Reopen.Reads}
+		t.Logf("| %d | %d | %v |", w.ResultBytes, w.Turns, got)
+		row := rows[w]
+		if row == nil {
+			t.Errorf("docs/cost.md has no row for %v: want %v", w, got)
+			continue
+		}
+		for i, name := range []string{"requests", "write units", "read units", "read units of a report"} {
+			// Random ids compress by chance: an item at a boundary may be on either side.
+			if tolerance := max(1, got[i]/50); i == 0 && got[i] != row[i] || math.Abs(got[i]-row[i]) > tolerance {
+				t.Errorf("docs/cost.md says %g %s for %v, measured are %g", row[i], name, w, got[i])
+			}
+		}
+	}
+}
+
+// A result over the bound of a record is one object in the BlobStore.
+func TestLargeResultCost(t *testing.T) {
+	e := endpoint.One(t, endpoint.Dynamo, "ministack")
+	m, blobs := new(meter), &countingBlobs{BlobStore: memory.NewBlobs(nil)}
+	c, err := contracttest.Workload{Turns: 5, ResultBytes: 400 << 10}.Measure(t.Context(), newTable(t, client(e, m.options)), blobs, m.count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("drive %v, %d objects put, %d opened", c.Drive, blobs.puts, blobs.opens)
+	if blobs.puts != 5 || blobs.opens != 0 {
+		t.Errorf("5 large results put %d objects and opened %d, want 5 and 0", blobs.puts, blobs.opens)
+	}
+	if perTurn := (c.Run().Writes - 11) / 5; perTurn > 8 {
+		t.Errorf("a turn with a large result consumes %g write units, want at most 8", perTurn)
+	}
+}
+
+type countingBlobs struct {
+	psych.BlobStore
+	puts, opens int
+}
+
+func (b *countingBlobs) Put(ctx context.Context, key psych.BlobKey, contentType string, r io.Reader) (psych.BlobInfo, error) {
+	b.puts++
+	return b.BlobStore.Put(ctx, key, contentType, r)
+}
+
+func (b *countingBlobs) Open(ctx context.Context, key psych.BlobKey, offset, length int64) (io.ReadCloser, psych.BlobInfo, error) {
+	b.opens++
+	return b.BlobStore.Open(ctx, key, offset, length)
 }
 
 func BenchmarkStore(b *testing.B) {

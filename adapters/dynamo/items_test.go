@@ -126,7 +126,7 @@ func TestHole(t *testing.T) {
 		check("from the boundary before it", page.Next, 100, 3)
 		check("from the bare seq before it", psych.Pos{Seq: 2}, 1, 3)
 		check("from inside of it", psych.Pos{Seq: 4}, 1, 3)
-		check("from its end", two, 1, 6+0)
+		check("from the bare seq of its end", psych.Pos{Seq: 5}, 1, 3)
 		b.remove("la1")
 		check("from the start", psych.Pos{}, 1, 1)
 		check("from inside", psych.Pos{Seq: 1}, 1, 1)

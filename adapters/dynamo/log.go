@@ -249,8 +249,10 @@ func (s *Store) lastBefore(ctx context.Context, key psych.RunKey, seq uint64, bo
 	return a, err
 }
 
-// pageBytes is how many bytes of data a page has at the most, one append more.
-const pageBytes = 1 << 20
+// pageBytes is how many bytes of data a page has at the most, one append more. A
+// Query reads at most 1 MiB, as it is stored: what does not fit into a page is
+// read again, so that this is what that mostly unpacks to.
+const pageBytes = 16 << 20
 
 // Read implements [psych.Log]. A hole in the log is a [psych.CorruptionError],
 // behind what is before it.
@@ -290,8 +292,9 @@ func (s *Store) read(ctx context.Context, key psych.RunKey, after psych.Pos, lim
 		}
 		from = logKey(r.next)
 	}
-	// An append has an entry at least; one more item tells whether there is more.
-	items := int32(min(limit-len(r.page.Entries), 1000) + 2)
+	// An append has two entries mostly, and one at least: then it takes another
+	// Query. One more item tells whether there is more.
+	items := int32(min((limit-len(r.page.Entries))/2, 1000) + 2)
 	r.cutBelow = int(items)
 	err := s.query(ctx, query{part: runPart(key), from: from, to: logEnd, limit: items}, r.items)
 	return r.page, err

@@ -37,7 +37,7 @@ func (r *run) scan(scan func(...any) error) error {
 		return err
 	}
 	if err := json.Unmarshal(scope, &h.Scope); err != nil {
-		return fmt.Errorf("the scope of run %s: %w: %w", h.Key, ErrDamaged, err)
+		return fmt.Errorf("the scope of run %s: %w: %w: %w", h.Key, ErrDamaged, psych.ErrInvalid, err)
 	}
 	copy(h.Version[:], version)
 	copy(h.Request[:], request)

@@ -288,6 +288,14 @@ func TestDamagedFile(t *testing.T) {
 	refused(t, path, "damaged", ErrDamaged, psych.ErrInvalid)
 }
 
+// A header that is no header is damage, not another Run.
+func TestDamagedHeader(t *testing.T) {
+	s := newRun(t)
+	execSQL(t, s, "UPDATE runs SET scope = '{'")
+	_, err := s.GetRun(t.Context(), testKey)
+	wantErr(t, "GetRun of a damaged header", err, ErrDamaged, psych.ErrInvalid)
+}
+
 func TestBadPlaces(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -107,12 +107,12 @@ func (p *program) await(ctx context.Context, s *session, key psych.RunKey) error
 // ready returns an error unless this worker has what a Run's Version needs: a
 // Run must not suffer for flags that were forgotten.
 func (p *program) ready(ctx context.Context, s *session, info psych.RunInfo) error {
-	spec, err := s.spec(ctx, info)
+	v, err := s.rt.Version(ctx, info.Key.Tenant, info.Version)
 	if err != nil {
 		return err
 	}
 	var lacks []string
-	for _, name := range spec.Tools {
+	for _, name := range v.Spec.Tools {
 		if !slices.Contains(s.tools, name) {
 			lacks = append(lacks, name)
 		}
@@ -120,23 +120,8 @@ func (p *program) ready(ctx context.Context, s *session, info psych.RunInfo) err
 	if len(lacks) > 0 {
 		return use("run %s uses the tools %s: give --files and --allow-exec as it was begun with", info.Key.RunID, strings.Join(lacks, ", "))
 	}
-	_, err = p.model(ctx, spec.Model)
+	_, err = p.model(ctx, v.Spec.Model)
 	return err
-}
-
-// spec reads the Spec of a Run's Version.
-func (s *session) spec(ctx context.Context, info psych.RunInfo) (*psych.Spec, error) {
-	doc, err := s.store.GetDoc(ctx, info.Key.Tenant, info.Version)
-	if err != nil {
-		return nil, fmt.Errorf("read version %s of run %s: %w", info.Version, info.Key.RunID, err)
-	}
-	var v struct {
-		Spec psych.Spec `json:"spec"`
-	}
-	if err := json.Unmarshal(doc, &v); err != nil {
-		return nil, fmt.Errorf("read version %s of run %s: %w", info.Version, info.Key.RunID, err)
-	}
-	return &v.Spec, nil
 }
 
 func (p *program) print(rep *psych.Report, asJSON bool) error {

@@ -81,7 +81,7 @@ func killed(t *testing.T, env ...string) {
   - text: It was cut.
     require: ['(?i)unknown']
 `)
-	worker := process(t, env, "run", "--lease", "2s", "--files", "data", "--allow-exec", "sleep", "spec.yaml", "hello")
+	worker := process(t, env, "run", "--lease", "4s", "--files", "data", "--allow-exec", "sleep", "spec.yaml", "hello")
 	worker.Stderr = os.Stderr
 	stdout, err := worker.StdoutPipe()
 	if err != nil {
@@ -118,7 +118,7 @@ func killed(t *testing.T, env ...string) {
 	}
 	worker.Wait()
 
-	resume := process(t, env, "resume", "--lease", "2s", "--files", "data", "--allow-exec", "sleep", id[:10])
+	resume := process(t, env, "resume", "--lease", "4s", "--files", "data", "--allow-exec", "sleep", id[:10])
 	var out, stderr bytes.Buffer
 	resume.Stdout, resume.Stderr = &out, &stderr
 	if err := resume.Run(); err != nil {
@@ -143,7 +143,7 @@ func TestAliveElsewhere(t *testing.T) {
   - calls: [{name: run_command, arguments: {command: [sleep, "600"]}}]
   - text: So.
 `)
-	worker := process(t, nil, "run", "--lease", "1s", "--allow-exec", "sleep", "spec.yaml", "hello")
+	worker := process(t, nil, "run", "--lease", "3s", "--allow-exec", "sleep", "spec.yaml", "hello")
 	var out, stderr bytes.Buffer
 	worker.Stdout, worker.Stderr = &out, &stderr
 	if err := worker.Start(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 
 	"github.com/psych-go/psych-go/adapters/exec"
 	"github.com/psych-go/psych-go/adapters/filetools"
@@ -23,7 +23,8 @@ import (
 // storeFlags say where Runs are, and whose.
 type storeFlags struct{ store, blob, tenant string }
 
-func (f *storeFlags) add(flags *pflag.FlagSet) {
+func (f *storeFlags) add(c *cobra.Command) {
+	flags := c.Flags()
 	flags.StringVar(&f.store, "store", "", "`URL` of the store (default $PSYCH_STORE_URL, else a file in your state directory)")
 	flags.StringVar(&f.blob, "blob", "", "`URL` of the blob store (default $PSYCH_BLOB_URL, else beside the store's file)")
 	flags.StringVar(&f.tenant, "tenant", "local", "the tenant that the Run belongs to")
@@ -36,7 +37,8 @@ type workerFlags struct {
 	lease    time.Duration
 }
 
-func (f *workerFlags) add(flags *pflag.FlagSet) {
+func (f *workerFlags) add(c *cobra.Command) {
+	flags := c.Flags()
 	flags.StringVar(&f.files, "files", "", "`directory` whose files the tools list_files, read_file and search_files may read")
 	flags.StringArrayVar(&f.commands, "allow-exec", nil, "`program` that the tool run_command may run, in --files or the working directory; repeatable. No sandbox: it may do what you may")
 	flags.DurationVar(&f.lease, "lease", 0, "how long a Run stays claimed when this process dies")

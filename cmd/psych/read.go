@@ -27,7 +27,7 @@ its log has it now. It needs no model, and disturbs no worker.`,
 			return p.report(c.Context(), &f, args[0], asJSON)
 		},
 	}
-	f.add(c.Flags())
+	f.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
 	return c
 }
@@ -63,7 +63,7 @@ output reads it.`,
 			return p.records(c.Context(), &f, args[0], after)
 		},
 	}
-	f.add(c.Flags())
+	f.add(c)
 	c.Flags().StringVar(&after, "after", "0", "print those behind this `position`: a seq, or a position that Psych returned")
 	return c
 }
@@ -122,7 +122,7 @@ terminal. With -o FILE and no window it writes all of it, as it was stored.`,
 		},
 	}
 	flags := c.Flags()
-	f.storeFlags.add(flags)
+	f.storeFlags.add(c)
 	flags.Int64Var(&f.Offset, "offset", 0, "where to begin, from 0: in the unit, or in matches with --grep")
 	flags.Int64Var(&f.Limit, "limit", 0, "how many at the most (0: a page of 20,000 characters)")
 	flags.StringVar(&f.Grep, "grep", "", "an RE2 regular `expression`, matched within lines")

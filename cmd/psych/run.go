@@ -32,8 +32,8 @@ Exit codes: 0 completed, 1 failed, aborted, exhausted or interrupted, 2 wrong us
 		},
 	}
 	flags := c.Flags()
-	f.storeFlags.add(flags)
-	f.workerFlags.add(flags)
+	f.storeFlags.add(c)
+	f.workerFlags.add(c)
 	flags.StringVar(&f.model, "model", "", "`URL` of the model, in place of the Spec's (without either: $PSYCH_MODEL)")
 	flags.BoolVar(&f.json, "json", false, "print the report as JSON to stdout, and what happens to stderr")
 	return c

@@ -38,7 +38,7 @@ func (p *program) runsCommand() *cobra.Command {
 			return p.listRuns(c.Context(), &f, limit, asJSON)
 		},
 	}
-	f.add(c.Flags())
+	f.add(c)
 	c.Flags().IntVar(&limit, "limit", 50, "`number` of Runs to list at the most (0: all)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return c
@@ -64,8 +64,8 @@ func (p *program) listRuns(ctx context.Context, f *storeFlags, limit int, asJSON
 		}
 		if _, ok := names[info.Version]; !ok {
 			names[info.Version] = "?"
-			if spec, err := s.spec(ctx, info); err == nil {
-				names[info.Version] = spec.Name
+			if v, err := s.rt.Version(ctx, info.Key.Tenant, info.Version); err == nil {
+				names[info.Version] = v.Spec.Name
 			}
 		}
 		lines = append(lines, newRunLine(info, names[info.Version]))
@@ -132,7 +132,7 @@ fails at its next write. With a whole id it may be repeated if it failed.`,
 			return p.deleteRun(c.Context(), &f, args[0])
 		},
 	}
-	f.add(c.Flags())
+	f.add(c)
 	return c
 }
 

@@ -39,7 +39,7 @@ func (p *program) initStore(ctx context.Context, url string) error {
 		port, err = p.backends.Stores.Open(ctx, url)
 	}
 	if err != nil {
-		return use("open %s: %w", url, err)
+		return use("open the store: %w", err)
 	}
 	if c, ok := port.(io.Closer); ok {
 		defer c.Close()

@@ -35,8 +35,8 @@ not, 2 wrong use.`,
 			return p.sweep(c.Context(), &f)
 		},
 	}
-	f.storeFlags.add(c.Flags())
-	f.workerFlags.add(c.Flags())
+	f.storeFlags.add(c)
+	f.workerFlags.add(c)
 	c.Flags().Lookup("tenant").Hidden = true // it sweeps them all
 	return c
 }
@@ -65,8 +65,10 @@ func (p *program) sweep(ctx context.Context, f *runFlags) error {
 	}
 	fmt.Fprintf(p.stdout, "swept: %d due, %d driven\n", len(due), driven)
 	switch {
-	case err != nil || ctx.Err() != nil:
-		return errors.Join(err, ctx.Err())
+	case ctx.Err() != nil:
+		return errors.New("interrupted: what was not driven is due again in two minutes")
+	case err != nil:
+		return err
 	case bad > 0:
 		return fmt.Errorf("%d runs could not be driven here: what is wrong stands above", bad)
 	}

@@ -29,8 +29,8 @@ another worker that is alive, 2 wrong use.`,
 			return p.resume(c.Context(), &f, args[0])
 		},
 	}
-	f.storeFlags.add(c.Flags())
-	f.workerFlags.add(c.Flags())
+	f.storeFlags.add(c)
+	f.workerFlags.add(c)
 	c.Flags().BoolVar(&f.json, "json", false, "print the report as JSON to stdout, and what happens to stderr")
 	return c
 }
@@ -72,8 +72,8 @@ Exit codes: 0 completed, or taken by another worker, or posted with --no-drive,
 		},
 	}
 	flags := c.Flags()
-	f.storeFlags.add(flags)
-	f.workerFlags.add(flags)
+	f.storeFlags.add(c)
+	f.workerFlags.add(c)
 	flags.StringVar(&messageID, "id", "", "`id` of the message: repeated, it is one message (default: a random one)")
 	flags.BoolVar(&noDrive, "no-drive", false, "post the message, and do not drive the Run")
 	flags.BoolVar(&f.json, "json", false, "print the report as JSON to stdout, and what happens to stderr")
@@ -127,7 +127,7 @@ takes it. What the exchange did stays in the log, and the next message works.`,
 		},
 	}
 	flags := c.Flags()
-	f.add(flags)
+	f.add(c)
 	flags.StringVar(&a.Message, "message", "", "`id` of the message that opened the exchange (default: the exchange that is open when the request is taken)")
 	flags.StringVar(&a.Reason, "reason", "", "`text` that the log and the report keep")
 	return c
