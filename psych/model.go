@@ -3,6 +3,7 @@ package psych
 import (
 	"context"
 	"encoding/json"
+	"unicode/utf8"
 )
 
 // A Wire is a part of a request body in the encoding of one Model, encoded
@@ -47,6 +48,48 @@ type Codec interface {
 
 	// EncodeTail encodes the trailing message.
 	EncodeTail(text string) ([]byte, error)
+}
+
+const hexDigits = "0123456789abcdef"
+
+// AppendEscaped appends s as it stands within a JSON string, for a Codec: it
+// escapes only what JSON demands, the same on every release of Go. A byte that
+// is not UTF-8 becomes \ufffd.
+func AppendEscaped(b []byte, s string) []byte {
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c < utf8.RuneSelf {
+			if c >= 0x20 && c != '"' && c != '\\' {
+				i++
+				continue
+			}
+			b = append(b, s[start:i]...)
+			switch c {
+			case '"', '\\':
+				b = append(b, '\\', c)
+			case '\n':
+				b = append(b, `\n`...)
+			case '\t':
+				b = append(b, `\t`...)
+			case '\r':
+				b = append(b, `\r`...)
+			default:
+				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
+			}
+			i++
+			start = i
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if r == utf8.RuneError && size == 1 {
+			b = append(b, s[start:i]...)
+			b = append(b, `\ufffd`...)
+			start = i + 1
+		}
+		i += size
+	}
+	return append(b, s[start:]...)
 }
 
 // A Request is one model call, as encoded parts. The parts are shared with

@@ -100,6 +100,33 @@ const (
 // MaxLease bounds the ttl of a Claim or Renew; a longer one is ErrInvalid.
 const MaxLease = 15 * time.Minute
 
+// CheckTTL returns an error matching ErrInvalid if a lease is asked for longer
+// than MaxLease. Adapters call it first in Claim and Renew.
+func CheckTTL(ttl time.Duration) error {
+	if ttl > MaxLease {
+		return fmt.Errorf("psych: lease of %v: want at most %v: %w", ttl, MaxLease, ErrInvalid)
+	}
+	return nil
+}
+
+// CheckClaim is CheckTTL for Claim, and returns an error matching ErrInvalid
+// unless owner and token have 1 to 128 bytes.
+func CheckClaim(owner, token string, ttl time.Duration) error {
+	if owner == "" || len(owner) > 128 || token == "" || len(token) > 128 {
+		return fmt.Errorf("psych: owner of %d bytes, token of %d: want 1 to 128: %w", len(owner), len(token), ErrInvalid)
+	}
+	return CheckTTL(ttl)
+}
+
+// CheckLimit returns an error matching ErrInvalid if a list is asked for less
+// than one thing.
+func CheckLimit(limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("psych: limit %d: want at least 1: %w", limit, ErrInvalid)
+	}
+	return nil
+}
+
 // TombstoneLife is how long a tombstone stands at the least.
 const TombstoneLife = 30 * 24 * time.Hour
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -84,6 +85,33 @@ func Params(u *url.URL, known ...string) (map[string]string, error) {
 		params[name] = q[name][0]
 	}
 	return params, nil
+}
+
+// FilePath is the absolute path that a URL like file:///var/lib/x names. A
+// host, a relative path, a fragment, a parameter and a NUL are ErrInvalid. A %
+// in it introduces an escape, as in every URL.
+func FilePath(u *url.URL) (string, error) {
+	if _, err := Params(u); err != nil {
+		return "", err
+	}
+	bad := func(what string) (string, error) {
+		return "", fmt.Errorf("psych: %s %s: want an absolute path behind three slashes, as in %s:///var/lib/psych: %w", u.Redacted(), what, u.Scheme, ErrInvalid)
+	}
+	switch {
+	case u.Fragment != "":
+		return bad("has a fragment (write # as %23)")
+	case u.User != nil || u.Host != "":
+		return bad(fmt.Sprintf("has the host %q", u.Host)) // file://data/x is what people write for the relative data/x
+	case u.Opaque != "" || u.Path == "":
+		return bad("is no absolute path")
+	case strings.ContainsRune(u.Path, 0):
+		return bad("holds a NUL")
+	}
+	path := u.Path
+	if len(path) > 2 && path[2] == ':' && filepath.VolumeName(path[1:]) != "" {
+		path = path[1:] // file:///C:/blobs
+	}
+	return filepath.FromSlash(path), nil
 }
 
 // Backends maps URL schemes to openers, per port. The zero value is ready; it

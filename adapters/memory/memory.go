@@ -391,21 +391,11 @@ func (s *Store) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note
 	return nil
 }
 
-func checkTTL(ttl time.Duration) error {
-	if ttl > psych.MaxLease {
-		return fmt.Errorf("lease of %v: want at most %v: %w", ttl, psych.MaxLease, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // Claim implements [psych.Runs].
 func (s *Store) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	err := check(ctx, key)
 	if err == nil {
-		err = checkTTL(ttl)
-	}
-	if err == nil && (owner == "" || len(owner) > 128 || token == "" || len(token) > 128) {
-		err = fmt.Errorf("owner of %d bytes, token of %d: want 1 to 128: %w", len(owner), len(token), psych.ErrInvalid)
+		err = psych.CheckClaim(owner, token, ttl)
 	}
 	if err != nil {
 		return psych.Lease{}, wrap("claim", key, err)
@@ -437,7 +427,7 @@ func (r *run) free() {
 func (s *Store) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	err := check(ctx, l.Key)
 	if err == nil {
-		err = checkTTL(ttl)
+		err = psych.CheckTTL(ttl)
 	}
 	if err != nil {
 		return psych.Lease{}, wrap("renew", l.Key, err)
@@ -569,20 +559,13 @@ func badCursor(cursor string) error {
 	return fmt.Errorf("cursor %.80q: want one that this list returned: %w", cursor, psych.ErrInvalid)
 }
 
-func checkLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("limit %d: want at least 1: %w", limit, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // Due implements [psych.Index].
 func (s *Store) Due(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RunKey, string, error) {
 	from, err := parseDueCursor(cursor)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	} else if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("memory: due: %w", err)
@@ -635,7 +618,7 @@ func parseDueCursor(cursor string) (psych.RunKey, error) {
 func (s *Store) ListRuns(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error) {
 	err := checkTenant(ctx, tenant)
 	if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	var from psych.RunInfo
 	if err == nil {

@@ -73,7 +73,7 @@ func (s *Store) DueRefs(ctx context.Context, now time.Time, cursor string, limit
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	} else if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("memory: due refs: %w", err)

@@ -134,7 +134,7 @@ func (c *codec) appendSystem(b []byte, text string, begun bool) []byte {
 	if c.parts {
 		return appendPart(b, text)
 	}
-	return appendEscaped(b, text)
+	return psych.AppendEscaped(b, text)
 }
 
 // EncodeMessage writes a JSON object, for results one each with commas in
@@ -165,7 +165,7 @@ func (c *codec) EncodeTail(text string) ([]byte, error) {
 	if text == "" {
 		return nil, nil
 	}
-	return appendEscaped(make([]byte, 0, len(text)+16), text), nil
+	return psych.AppendEscaped(make([]byte, 0, len(text)+16), text), nil
 }
 
 // sizeOf guesses the encoded size, so that most messages are one allocation.
@@ -221,7 +221,7 @@ func (c *codec) appendContent(b []byte, prefix string, texts ...string) []byte {
 		if n == 0 {
 			b = append(b, prefix...)
 		}
-		b = appendEscaped(b, t)
+		b = psych.AppendEscaped(b, t)
 		if c.parts {
 			b = append(b, textEnd...)
 		}
@@ -290,7 +290,7 @@ func (c *codec) encodeAssistant(blocks []psych.Block) ([]byte, error) {
 				if n++; n > 1 {
 					b = append(b, blankLine...)
 				}
-				b = appendEscaped(b, t)
+				b = psych.AppendEscaped(b, t)
 			}
 		}
 		b = append(b, '"')
@@ -330,7 +330,7 @@ func appendCall(b []byte, c *psych.ToolCall, extra []field) []byte {
 	b = appendString(b, c.Name)
 	b = append(b, `,"arguments":"`...)
 	if json.Valid(c.Arguments) {
-		b = appendEscaped(b, string(c.Arguments))
+		b = psych.AppendEscaped(b, string(c.Arguments))
 	} else {
 		b = append(b, "{}"...)
 	}
@@ -503,53 +503,10 @@ func fieldsOf(object []byte) ([]field, error) {
 
 func appendPart(b []byte, text string) []byte {
 	b = append(b, textStart...)
-	b = appendEscaped(b, text)
+	b = psych.AppendEscaped(b, text)
 	return append(b, textEnd...)
 }
 
 func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	b = appendEscaped(b, s)
-	return append(b, '"')
-}
-
-const hexDigits = "0123456789abcdef"
-
-// appendEscaped appends s as it stands within a JSON string, escaping only what
-// JSON demands. A byte that is not UTF-8 becomes \ufffd.
-func appendEscaped(b []byte, s string) []byte {
-	start := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c < utf8.RuneSelf {
-			if c >= 0x20 && c != '"' && c != '\\' {
-				i++
-				continue
-			}
-			b = append(b, s[start:i]...)
-			switch c {
-			case '"', '\\':
-				b = append(b, '\\', c)
-			case '\n':
-				b = append(b, `\n`...)
-			case '\t':
-				b = append(b, `\t`...)
-			case '\r':
-				b = append(b, `\r`...)
-			default:
-				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
-			}
-			i++
-			start = i
-			continue
-		}
-		r, size := utf8.DecodeRuneInString(s[i:])
-		if r == utf8.RuneError && size == 1 {
-			b = append(b, s[start:i]...)
-			b = append(b, `\ufffd`...)
-			start = i + 1
-		}
-		i += size
-	}
-	return append(b, s[start:]...)
+	return append(psych.AppendEscaped(append(b, '"'), s), '"')
 }

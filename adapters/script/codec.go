@@ -206,47 +206,9 @@ func appendResults(b []byte, blocks []psych.Block) ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-const hexDigits = "0123456789abcdef"
-
-// appendString appends s as a JSON string that escapes only what JSON demands.
-// A byte that is not UTF-8 becomes \ufffd.
+// appendString appends s as a JSON string.
 func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	start := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c < utf8.RuneSelf {
-			if c >= 0x20 && c != '"' && c != '\\' {
-				i++
-				continue
-			}
-			b = append(b, s[start:i]...)
-			switch c {
-			case '"', '\\':
-				b = append(b, '\\', c)
-			case '\n':
-				b = append(b, `\n`...)
-			case '\t':
-				b = append(b, `\t`...)
-			case '\r':
-				b = append(b, `\r`...)
-			default:
-				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
-			}
-			i++
-			start = i
-			continue
-		}
-		r, size := utf8.DecodeRuneInString(s[i:])
-		if r == utf8.RuneError && size == 1 {
-			b = append(b, s[start:i]...)
-			b = append(b, `\ufffd`...)
-			start = i + 1
-		}
-		i += size
-	}
-	b = append(b, s[start:]...)
-	return append(b, '"')
+	return append(psych.AppendEscaped(append(b, '"'), s), '"')
 }
 
 // Roles as a look at an encoded message tells them.

@@ -16,13 +16,6 @@ import (
 // maxPage bounds a page of a list, whatever the limit.
 const maxPage = 1000
 
-func checkLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("limit %d: want at least 1: %w", limit, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // A place is where a list goes on: behind the thing with this time and key. A
 // cursor is a place behind a letter for its list, so that one list's cursor is
 // not taken for another's.
@@ -64,7 +57,7 @@ func parsePlace(list, cursor string, first place) (place, error) {
 func (s *Store) due(ctx context.Context, list, text string, now time.Time, cursor string, limit int) (places []place, next string, err error) {
 	err = ctx.Err()
 	if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	from := place{at: math.MinInt64}
 	if err == nil {
@@ -127,7 +120,7 @@ func (s *Store) DueRefs(ctx context.Context, now time.Time, cursor string, limit
 func (s *Store) ListRuns(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error) {
 	err := checkTenant(ctx, tenant)
 	if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	from := place{at: math.MaxInt64}
 	if err == nil {

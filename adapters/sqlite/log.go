@@ -68,7 +68,7 @@ func repeated(ctx context.Context, t *statements, key psych.RunKey, seq uint64, 
 func (s *Store) Read(ctx context.Context, key psych.RunKey, after psych.Pos, limit int) (psych.Page, error) {
 	err := check(ctx, key)
 	if err == nil {
-		err = checkLimit(limit)
+		err = psych.CheckLimit(limit)
 	}
 	if err != nil {
 		return psych.Page{}, wrap("read", key, err)

@@ -248,21 +248,11 @@ func (s *Store) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note
 	return wrap("settle", key, err)
 }
 
-func checkTTL(ttl time.Duration) error {
-	if ttl > psych.MaxLease {
-		return fmt.Errorf("lease of %v: want at most %v: %w", ttl, psych.MaxLease, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // Claim implements [psych.Runs].
 func (s *Store) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	err := check(ctx, key)
 	if err == nil {
-		err = checkTTL(ttl)
-	}
-	if err == nil && (owner == "" || len(owner) > 128 || token == "" || len(token) > 128) {
-		err = fmt.Errorf("owner of %d bytes, token of %d: want 1 to 128: %w", len(owner), len(token), psych.ErrInvalid)
+		err = psych.CheckClaim(owner, token, ttl)
 	}
 	if err != nil {
 		return psych.Lease{}, wrap("claim", key, err)
@@ -296,7 +286,7 @@ func (r *run) free() {
 func (s *Store) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	err := check(ctx, l.Key)
 	if err == nil {
-		err = checkTTL(ttl)
+		err = psych.CheckTTL(ttl)
 	}
 	if err != nil {
 		return psych.Lease{}, wrap("renew", l.Key, err)
