@@ -31,13 +31,6 @@ func badCursor(cursor string) error {
 	return fmt.Errorf("cursor %.80q: want one that this list returned: %w", cursor, psych.ErrInvalid)
 }
 
-func checkLimit(limit int) error {
-	if limit < 1 {
-		return fmt.Errorf("limit %d: want at least 1: %w", limit, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // A place is where the index "due" is gone on from: behind an item, or at the
 // start of a shard if part is "".
 type place struct {
@@ -137,7 +130,7 @@ func (s *Store) dueRuns(ctx context.Context, now time.Time, cursor string, limit
 	if err := ctx.Err(); err != nil {
 		return nil, "", err
 	}
-	if err := checkLimit(limit); err != nil {
+	if err := psych.CheckLimit(limit); err != nil {
 		return nil, "", err
 	}
 	listed, next, err := s.due(ctx, dueCursor, now, cursor, limit)
@@ -180,7 +173,7 @@ func (s *Store) listRuns(ctx context.Context, tenant, cursor string, limit int) 
 	if err := checkTenant(ctx, tenant); err != nil {
 		return nil, "", err
 	}
-	if err := checkLimit(limit); err != nil {
+	if err := psych.CheckLimit(limit); err != nil {
 		return nil, "", err
 	}
 	from, err := parseListCursor(tenant, cursor)

@@ -114,7 +114,7 @@ func (s *Store) dueRefs(ctx context.Context, now time.Time, cursor string, limit
 	if err := ctx.Err(); err != nil {
 		return nil, "", err
 	}
-	if err := checkLimit(limit); err != nil {
+	if err := psych.CheckLimit(limit); err != nil {
 		return nil, "", err
 	}
 	listed, next, err := s.due(ctx, refCursor, now, cursor, limit)

@@ -200,13 +200,6 @@ func (s *Store) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, er
 	return h.RunInfo, nil
 }
 
-func checkTTL(ttl time.Duration) error {
-	if ttl > psych.MaxLease {
-		return fmt.Errorf("lease of %v: want at most %v: %w", ttl, psych.MaxLease, psych.ErrInvalid)
-	}
-	return nil
-}
-
 // Claim implements [psych.Runs].
 func (s *Store) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
 	l, err := s.claim(ctx, key, owner, token, now, ttl)
@@ -217,11 +210,7 @@ func (s *Store) Claim(ctx context.Context, key psych.RunKey, owner, token string
 }
 
 func (s *Store) claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
-	err := errors.Join(check(ctx, key), checkTTL(ttl))
-	if owner == "" || len(owner) > 128 || token == "" || len(token) > 128 {
-		err = errors.Join(err, fmt.Errorf("owner of %d bytes, token of %d: want 1 to 128: %w", len(owner), len(token), psych.ErrInvalid))
-	}
-	if err != nil {
+	if err := errors.Join(check(ctx, key), psych.CheckClaim(owner, token, ttl)); err != nil {
 		return psych.Lease{}, err
 	}
 	until := micro(now.Add(ttl))
@@ -264,7 +253,7 @@ func (s *Store) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl tim
 }
 
 func (s *Store) renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
-	if err := errors.Join(check(ctx, l.Key), checkTTL(ttl)); err != nil {
+	if err := errors.Join(check(ctx, l.Key), psych.CheckTTL(ttl)); err != nil {
 		return psych.Lease{}, err
 	}
 	until := micro(now.Add(ttl))
