@@ -51,6 +51,7 @@ func (o Outcome) String() string {
 // Engine constants (FORMATS, "Engine").
 const (
 	flushWindow    = 500 * time.Millisecond
+	renewAgain     = time.Second // after a renewal of unknown outcome
 	idleStream     = 60 * time.Second
 	modelRetries   = 4
 	maxFruitless   = 3
@@ -204,7 +205,7 @@ func (d *driver) renew() error {
 	case !now.Before(d.end) || d.store.Err() != nil:
 		return fmt.Errorf("psych: renew run %s: %w: %w", d.key, ErrLeaseLost, err)
 	}
-	d.renewAt = now.Add(min(time.Second, d.rt.o.LeaseTTL/30))
+	d.renewAt = now.Add(min(renewAgain, d.rt.o.LeaseTTL/30))
 	return nil
 }
 
@@ -216,8 +217,13 @@ func (d *driver) guard() error {
 		if err := d.renew(); err != nil {
 			return err
 		}
-		if !d.end.After(before) {
-			return fmt.Errorf("psych: run %s: no renewal in time: %w", d.key, ErrLeaseLost)
+		if d.end.After(before) {
+			continue
+		}
+		select { // its outcome is unknown: renew says when the lease is over
+		case <-d.ctx.Done():
+			return d.ctx.Err()
+		case <-time.After(renewAgain):
 		}
 	}
 	return d.ctx.Err()
@@ -302,6 +308,9 @@ func (d *driver) run() (Outcome, error) {
 			d.state, d.prompt, d.pending, d.settling = nil, nil, nil, nil
 			continue
 		case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrConflict) && d.fenced:
+			if _, gone := d.rt.store.GetRun(d.store, d.key); errors.Is(gone, ErrNotFound) {
+				return 0, fmt.Errorf("psych: run %s was deleted: %w", d.key, gone)
+			}
 			return Held, fmt.Errorf("psych: run %s: another worker took over: %w", d.key, err)
 		}
 		return d.giveUp(err)

@@ -473,6 +473,28 @@ func TestLeaseCountsFromTheFirstSending(t *testing.T) {
 	}
 }
 
+// A renewal before an effect whose answer is lost is tried again while the
+// lease lasts.
+func TestRenewalBeforeAnEffectIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, "steps: [{text: done}]")
+		key := h.start("go")
+		h.tap.hook(nil, func(m string) error {
+			switch {
+			case m == "Append" && h.tap.count(m) == 1:
+				time.Sleep(51 * time.Second)
+			case m == "Renew" && h.tap.count(m) < 4:
+				return fmt.Errorf("%w: %w", psych.ErrUnavailable, errLost)
+			}
+			return nil
+		})
+		h.drive(key)
+		if rep := h.report(key); rep.Status != psych.StatusCompleted || rep.Attempts != 1 {
+			t.Errorf("%s after %d attempts", rep.Status, rep.Attempts)
+		}
+	})
+}
+
 // A message that comes during an append so slow that the lease is renewed
 // before the effect is not overlooked at the release.
 func TestPostedDuringASlowAppend(t *testing.T) {

@@ -2,5 +2,5 @@
 
 package psych_test
 
-// The race detector makes an interleaving some ten times as slow.
-const simDefault = 120
+// The race detector makes an interleaving several times as slow.
+const simDefault = 400

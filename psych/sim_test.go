@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,7 +30,7 @@ var (
 
 // simFaults are the kinds of faults that a simulation has. A failing seed is
 // tried again without each of them, so that what is printed needs few.
-var simFaults = []string{"errors", "lost", "late", "pauses", "deaths", "wakes", "clocks", "aborts", "deadlines", "failures", "lag", "split"}
+var simFaults = []string{"errors", "lost", "late", "pauses", "deaths", "wakes", "clocks", "aborts", "deadlines", "failures", "lag", "split", "deletes"}
 
 // TestSimulation plays clients, drivers with caches of their own, a sweep and
 // their clocks against one store, in interleavings that a seed decides, over
@@ -77,8 +78,8 @@ func TestSimulation(t *testing.T) {
 	})
 	t.Logf("%d interleavings: %+v", *simN, sum)
 	// A simulation in which nothing goes wrong proves nothing.
-	for what, n := range map[string]int{"acknowledged messages": sum.Acked, "effects": sum.Effects, "deaths": sum.Deaths, "long pauses": sum.Pauses, "late writes": sum.Late, "lost answers": sum.Lost, "lost wakes": sum.LostWakes, "calls of unknown outcome": sum.Unknown, "aborted exchanges": sum.Aborted, "repeated safe calls": sum.Again} {
-		if *simN >= 100 && n < *simN/20 {
+	for what, n := range map[string]int{"acknowledged messages": sum.Acked, "effects": sum.Effects, "deaths": sum.Deaths, "long pauses": sum.Pauses, "late writes": sum.Late, "lost answers": sum.Lost, "lost wakes": sum.LostWakes, "calls of unknown outcome": sum.Unknown, "aborted exchanges": sum.Aborted, "deleted Runs": sum.Deleted, "repeated safe calls": sum.Again} {
+		if *simN >= 100 && n < *simN/50 {
 			t.Errorf("%d %s in %d interleavings: too few to prove anything", n, what, *simN)
 		}
 	}
@@ -108,7 +109,7 @@ func shrink(t *testing.T, seed uint64, off []string) []string {
 }
 
 type simCounts struct {
-	Acked, Effects, Again, Deaths, Pauses, Late, Lost, LostWakes, Unknown, Aborted, Drives, Appends int
+	Acked, Effects, Again, Deaths, Pauses, Late, Lost, LostWakes, Unknown, Aborted, Deleted, Drives, Appends int
 }
 
 func (c *simCounts) add(o simCounts) {
@@ -122,6 +123,7 @@ func (c *simCounts) add(o simCounts) {
 	c.LostWakes += o.LostWakes
 	c.Unknown += o.Unknown
 	c.Aborted += o.Aborted
+	c.Deleted += o.Deleted
 	c.Drives += o.Drives
 	c.Appends += o.Appends
 }
@@ -178,6 +180,8 @@ type ledger struct {
 	ran       map[string]int
 	unsafe    map[string]bool
 	idemKeys  map[string]string
+	deleting  bool          // somebody asked for it
+	deleted   time.Time     // when that was acknowledged
 	early     []psych.Note  // notes of posts that did not come to the header yet
 	headers   []simSnapshot // for the index, which lags
 }
@@ -193,7 +197,7 @@ type simProcess struct {
 	name string
 	skew time.Duration
 	rt   *psych.Runtime
-	dead bool
+	dead atomic.Bool
 	ids  int
 }
 
@@ -366,7 +370,9 @@ func (s *sim) process(name string, rng *rand.Rand) *simProcess {
 
 // reborn is a process anew, which remembers nothing but its clock.
 func (s *sim) reborn(p *simProcess) *simProcess {
+	s.mu.Lock()
 	n := &simProcess{s: s, name: p.name, skew: p.skew, ids: p.ids + 1_000_000}
+	s.mu.Unlock()
 	o := &psych.Options{
 		Blobs: s.blobs, Models: psych.OneModel(s.model), Tools: s.tools, Waker: s, LeaseTTL: simLease, Owner: p.name,
 		Now: func() time.Time { return time.Now().Add(n.skew) },
@@ -388,6 +394,8 @@ func (s *sim) reborn(p *simProcess) *simProcess {
 }
 
 func (s *sim) act(p *simProcess, of ...any) (*simActor, context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	a := &simActor{s: s, p: p, rng: s.chance(append([]any{p.name, p.ids}, of...)...), first: map[string]time.Time{}}
 	return a, context.WithValue(context.Background(), simActorKey{}, a)
 }
@@ -416,7 +424,7 @@ func (s *sim) client(i, runs int) {
 	var mine []string
 	do := func(what, id string, f func(ctx context.Context) error) bool {
 		for try := 0; ; try++ {
-			if p.dead {
+			if p.dead.Load() {
 				time.Sleep(simTime(rng, time.Minute))
 				p = s.reborn(p)
 			}
@@ -426,7 +434,12 @@ func (s *sim) client(i, runs int) {
 			s.event(a.p.name, "%s %s: died %v, %v", what, id, died, err)
 			if !died && err == nil {
 				s.mu.Lock()
-				if l := s.ledgers[key]; l != nil && !slices.Contains(l.acked, id) {
+				if l := s.ledgers[key]; what == "Delete" {
+					if l.deleted.IsZero() {
+						l.deleted = time.Now()
+						s.counts.Deleted++
+					}
+				} else if l != nil && !slices.Contains(l.acked, id) {
 					l.acked = append(l.acked, id)
 					s.counts.Acked++
 				}
@@ -434,6 +447,8 @@ func (s *sim) client(i, runs int) {
 				if rng.IntN(6) > 0 {
 					return true
 				}
+			} else if !died && errors.Is(err, psych.ErrNotFound) && s.isDeleting(key) {
+				return false
 			} else if !died && !errors.Is(err, psych.ErrUnavailable) {
 				s.violated("client %d: %s %s: %v", i, what, id, err)
 				return false
@@ -460,7 +475,12 @@ func (s *sim) client(i, runs int) {
 	for j := range 1 + rng.IntN(3) {
 		time.Sleep(simTime(rng, 90*time.Second))
 		id := fmt.Sprintf("c%d-%d", i, j)
-		if s.has("aborts") && rng.IntN(4) == 0 {
+		if s.has("deletes") && rng.IntN(16) == 0 {
+			s.mu.Lock()
+			s.ledgers[key].deleting = true
+			s.mu.Unlock()
+			do("Delete", id, func(ctx context.Context) error { return p.rt.Delete(ctx, key) })
+		} else if s.has("aborts") && rng.IntN(4) == 0 {
 			of := []string{"", first.ID, fmt.Sprintf("c%d-0", 1-i%2)}[rng.IntN(3)]
 			do("Abort", id, func(ctx context.Context) error {
 				return p.rt.Abort(ctx, key, psych.AbortRequest{ID: id, Message: of, Reason: "enough"})
@@ -472,6 +492,17 @@ func (s *sim) client(i, runs int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ledgers[key].order = append(s.ledgers[key].order, mine)
+}
+
+func (s *sim) isDeleting(key psych.RunKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for of, l := range s.ledgers { // a client that never learned the key asks for its own
+		if l.deleting && (key == of || key == psych.RunKey{}) {
+			return true
+		}
+	}
+	return false
 }
 
 // know makes the ledger of a Run.
@@ -503,7 +534,7 @@ func (s *sim) sweeper(done chan struct{}) {
 			return
 		case <-time.After(simSweep + simTime(rng, time.Second)):
 		}
-		if p.dead {
+		if p.dead.Load() {
 			p = s.reborn(p)
 		}
 		calm, headers, woken := s.isCalm(), map[psych.RunKey]psych.RunInfo{}, map[psych.RunKey]int{}
@@ -583,14 +614,14 @@ func (s *sim) drive(key psych.RunKey) {
 	rng := s.chance("drive", n)
 	i := rng.IntN(len(s.workers))
 	p := s.workers[i]
-	if p.dead {
+	if p.dead.Load() {
 		p = nil
 	}
 	s.mu.Unlock()
 	if p == nil {
 		time.Sleep(simTime(rng, 5*time.Second)) // the process starts
 		s.mu.Lock()
-		if p = s.workers[i]; p.dead {
+		if p = s.workers[i]; p.dead.Load() {
 			s.mu.Unlock()
 			p = s.reborn(p)
 			s.mu.Lock()
@@ -610,7 +641,7 @@ func (s *sim) drive(key psych.RunKey) {
 		out, err := p.rt.Drive(ctx, key, &psych.DriveOptions{Floor: time.Second})
 		s.event(p.name, "drive %d: %v, %v", n, out, err)
 		var corrupt *psych.CorruptionError
-		if errors.As(err, &corrupt) || errors.Is(err, psych.ErrInvalid) || errors.Is(err, psych.ErrNotFound) {
+		if errors.As(err, &corrupt) || errors.Is(err, psych.ErrInvalid) || errors.Is(err, psych.ErrNotFound) && !s.isDeleting(key) {
 			s.violated("drive %d: %v, %v", n, out, err)
 		}
 	})
@@ -621,13 +652,13 @@ func (a *simActor) step(what string) {
 	s := a.s
 	wait := simTime(a.rng, 40*time.Millisecond)
 	n := a.rng.Float64() / s.trouble
-	if !s.isCalm() && !a.p.dead {
+	if !s.isCalm() && !a.p.dead.Load() {
 		switch {
 		case n < 0.006 && s.has("deaths"):
 			s.event(a.p.name, "DIES %s", what)
 			s.count(&s.counts.Deaths)
 			s.mu.Lock()
-			a.p.dead = true
+			a.p.dead.Store(true)
 			s.mu.Unlock()
 		case n < 0.012 && s.has("pauses"):
 			wait = simLease + simTime(a.rng, 3*time.Minute)
@@ -637,10 +668,10 @@ func (a *simActor) step(what string) {
 			wait = simTime(a.rng, 20*time.Second)
 		}
 	}
-	if !a.p.dead {
+	if !a.p.dead.Load() {
 		time.Sleep(wait)
 	}
-	if a.p.dead { // this process, or another goroutine of it meanwhile
+	if a.p.dead.Load() { // this process, or another goroutine of it meanwhile
 		runtime.Goexit()
 	}
 }
@@ -705,6 +736,12 @@ func (s *sim) committed(key psych.RunKey, method string) {
 	}
 	l := s.know(key)
 	s.mu.Lock()
+	deleted := l.deleted
+	s.mu.Unlock()
+	if !deleted.IsZero() {
+		s.violated("a Run that was deleted at %v is there behind %s", deleted.Sub(s.began), method)
+	}
+	s.mu.Lock()
 	if n := len(l.headers); n == 0 || !sameHeader(l.headers[n-1].info, info) {
 		l.headers = append(l.headers, simSnapshot{time.Now(), info})
 	}
@@ -740,6 +777,9 @@ func (s *sim) catchUp(key psych.RunKey, l *ledger) {
 	pos := l.pos
 	s.mu.Unlock()
 	for r, err := range s.eye.Records(context.Background(), key, pos) {
+		if errors.Is(err, psych.ErrNotFound) && s.isDeleting(key) {
+			return
+		}
 		if err != nil {
 			s.violated("the log can't be read: %v", err)
 			return
@@ -801,7 +841,7 @@ func (s *sim) effect(a *simActor, what string, c *psych.Call, unsafe bool) bool 
 	violated := func(format string, args ...any) {
 		wrong = append(wrong, what+": "+fmt.Sprintf(format, args...))
 	}
-	if a.p.dead {
+	if a.p.dead.Load() {
 		s.mu.Unlock()
 		return false
 	}
@@ -809,18 +849,23 @@ func (s *sim) effect(a *simActor, what string, c *psych.Call, unsafe bool) bool 
 	if left := a.end.Sub(time.Now().Add(a.p.skew)); left <= simMargin-time.Millisecond {
 		violated("an effect of attempt %d began with %v left of its lease", a.epoch, left)
 	}
-	if s.strict && (err != nil || info.Epoch != a.epoch) {
+	// Nobody tells a driver that its Run is deleted: it learns when it asks.
+	deleting := l.deleting
+	if !l.deleted.IsZero() && time.Since(l.deleted) > simLease {
+		violated("an effect began %v after the Run was deleted", time.Since(l.deleted))
+	}
+	if s.strict && !deleting && (err != nil || info.Epoch != a.epoch) {
 		violated("an effect of attempt %d began in attempt %d (%v)", a.epoch, info.Epoch, err)
 	}
 	if c == nil {
-		if s.strict && (!l.calling || l.attempt != a.epoch) {
+		if s.strict && !deleting && (!l.calling || l.attempt != a.epoch) {
 			violated("the model was called, and the log does not say so")
 		}
 	} else {
 		if s.strict && l.outcome[c.ID] != "" {
 			violated("%s ran when the log held its result already", c.ID)
 		}
-		if l.started[c.ID] < a.epoch {
+		if l.started[c.ID] < a.epoch && !deleting {
 			violated("%s ran before the log said so", c.ID)
 		}
 		l.ran[c.ID]++
@@ -939,6 +984,10 @@ func (s *sim) rests() bool {
 		info, err := s.store.GetRun(context.Background(), key)
 		l := s.know(key)
 		s.mu.Lock()
+		if errors.Is(err, psych.ErrNotFound) && l.deleting {
+			s.mu.Unlock()
+			continue
+		}
 		rests := err == nil && info.Owner == "" && info.DueAt.IsZero() && !l.open
 		for _, id := range l.acked {
 			rests = rests && l.delivered[id] == 1
@@ -966,7 +1015,7 @@ func (s *sim) finish() {
 	ctx := context.Background()
 	for _, key := range s.keys {
 		l := s.know(key)
-		if _, err := s.store.GetRun(ctx, key); errors.Is(err, psych.ErrNotFound) {
+		if _, err := s.store.GetRun(ctx, key); errors.Is(err, psych.ErrNotFound) && l.deleting {
 			continue
 		}
 		rep, err := s.eye.Report(ctx, key)

@@ -142,7 +142,9 @@ func (p *simStore) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl 
 func (a *simActor) counted(epoch int64, end time.Time) {
 	a.s.mu.Lock()
 	defer a.s.mu.Unlock()
-	a.epoch = epoch
+	if a.epoch != epoch { // tools read it: it is written once
+		a.epoch = epoch
+	}
 	if end.After(a.end) {
 		a.end = end
 	}
@@ -158,6 +160,20 @@ func (p *simStore) Release(ctx context.Context, l psych.Lease, dueAt time.Time, 
 func (p *simStore) Defer(ctx context.Context, info psych.RunInfo, now, to time.Time) error {
 	_, err := simCall(ctx, p.s, "Defer", info.Key, true, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, p.Store.Defer(ctx, info, now, to)
+	})
+	return err
+}
+
+func (p *simStore) DeleteRun(ctx context.Context, key psych.RunKey, now time.Time) error {
+	_, err := simCall(ctx, p.s, "DeleteRun", key, true, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, p.Store.DeleteRun(ctx, key, now)
+	})
+	return err
+}
+
+func (p *simStore) PurgeRun(ctx context.Context, key psych.RunKey, now time.Time) error {
+	_, err := simCall(ctx, p.s, "PurgeRun", key, true, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, p.Store.PurgeRun(ctx, key, now)
 	})
 	return err
 }

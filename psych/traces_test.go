@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -346,7 +349,7 @@ var traces = []trace{
 		s := d0.late("Renew", 1, 45*time.Second) // sent after 20 s, arrives behind the one after 60 s
 		end := d0.goDrive(key)
 		var until time.Time
-		for range 100 {
+		for range 95 {
 			time.Sleep(time.Second)
 			info := h.header(key)
 			if info.Until.Before(until) {
@@ -555,12 +558,29 @@ var traces = []trace{
 		key := h.start("go")
 		d0, d1 := h.worker(), h.worker()
 		l := d0.hold("before", "Append", 2) // what the model said, with the start of the tool
-		end := d0.goDrive(key)
+		var seen []uint64
+		end := make(chan driveEnd, 1)
+		go func() {
+			out, err := d0.rt.Drive(context.Background(), key, &psych.DriveOptions{Observe: func(o psych.Observation) {
+				if o.Record != nil {
+					seen = append(seen, o.Record.Seq)
+				}
+			}})
+			end <- driveEnd{out, err}
+		}()
 		l.wait(t)
 		time.Sleep(61 * time.Second)
 		d1.drive(key)
 		l.release()
 		stopped(t, end)
+		for r, err := range h.rt.Records(context.Background(), key, psych.Pos{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Attempt == 1 != slices.Contains(seen, r.Seq) {
+				t.Errorf("record %d of attempt %d: what the first attempt showed as durable is %v", r.Seq, r.Attempt, seen)
+			}
+		}
 		if ran.Load() != 1 {
 			t.Errorf("the tool ran %d times", ran.Load())
 		}
@@ -696,6 +716,30 @@ var traces = []trace{
 		}
 		h.rests(key, "m1")
 	}},
+	{"mut/index-believed", func(t *testing.T) {
+		h := newHarness(t, answers)
+		key := h.start("go")
+		h.tap.Store = staleIndex{h.tap.Store, key} // which says at any time that it is due
+		h.restart()
+		d0 := h.worker()
+		if woken := h.sweep(); len(woken) != 0 {
+			t.Errorf("woken before it was due: %v", woken)
+		}
+		l := d0.hold("behind", "Append", 1)
+		end := d0.goDrive(key)
+		l.wait(t)
+		time.Sleep(40 * time.Second) // due, and driven
+		if woken := h.sweep(); len(woken) != 0 {
+			t.Errorf("woken while it is driven: %v", woken)
+		}
+		l.release()
+		closed(t, end)
+		time.Sleep(time.Hour)
+		if woken := h.sweep(); len(woken) != 0 {
+			t.Errorf("woken at rest: %v", woken)
+		}
+		h.rests(key, "m1")
+	}},
 
 	{"mut2/par/old-settlements-after-conflict", func(t *testing.T) { overtaken(t, 3, string(psych.Succeeded)) }},
 	{"mut2/par/old-plan-after-conflict", func(t *testing.T) { overtaken(t, 2, string(psych.UnknownEnd)) }},
@@ -806,14 +850,16 @@ var traces = []trace{
 		h.rests(key, "m1")
 	}},
 	{"mut2/handover/late-release-of-old-epoch", func(t *testing.T) {
-		h := newHarness(t, oneTool, (&sleeper{}).tool("tool", nil))
-		h.play("steps: [{text: one}, {calls: [{name: tool, arguments: {ms: 5000}}]}, {text: two}]")
-		h.restart()
+		nap := (&sleeper{}).tool("nap", nil)
+		h := newHarness(t, "steps: [{calls: [{name: nap, arguments: {ms: 5000}}]}, {text: done}]", nap)
 		key := h.start("go")
 		d0, d1 := h.worker(), h.worker()
 		s := d0.late("Release", 1, 3*time.Second)
-		d0.drive(key)
-		h.post(key, "m2")
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // too short for a turn
+		defer cancel()
+		if out, err := d0.rt.Drive(ctx, key, nil); out != psych.Yielded || err != nil {
+			t.Fatal(out, err)
+		}
 		end := d1.goDrive(key)
 		time.Sleep(time.Second)
 		was := h.header(key)
@@ -822,7 +868,7 @@ var traces = []trace{
 			t.Errorf("a late release of the old epoch touched the lease: %+v, was %+v", is, was)
 		}
 		closed(t, end)
-		h.rests(key, "m1", "m2")
+		h.rests(key, "m1")
 	}},
 
 	{"read/delete-leftovers", func(t *testing.T) {
@@ -1196,5 +1242,42 @@ func (h *harness) bury(key psych.RunKey) {
 		if _, err := h.blobs.Stat(ctx, psych.BlobKey{Tenant: key.Tenant, RunID: key.RunID, CallID: segment}); !errors.Is(err, psych.ErrNotFound) {
 			h.t.Errorf("blob %s: %v", segment, err)
 		}
+	}
+}
+
+// A promise whose test is gone is a wish.
+func TestDocumentedTestsExist(t *testing.T) {
+	var src strings.Builder
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src.Write(b)
+	}
+	found := 0
+	for _, doc := range []string{"../docs/durability.md", "../SECURITY.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range regexp.MustCompile("`Test[^`]*`").FindAllString(string(text), -1) {
+			found++
+			name, part, _ := strings.Cut(strings.Trim(name, "`"), "/")
+			name, open := strings.CutSuffix(name, "…")
+			if !strings.Contains(src.String(), "\nfunc "+name+"(") && !(open && strings.Contains(src.String(), "\nfunc "+name)) {
+				t.Errorf("%s names %s, which is no test", doc, name)
+			}
+			if part != "" && !slices.ContainsFunc(traces, func(tr trace) bool { return strings.HasPrefix(tr.name, part) }) {
+				t.Errorf("%s names the trace %s, which there is not", doc, part)
+			}
+		}
+	}
+	if found < 40 {
+		t.Errorf("only %d tests are named", found)
 	}
 }
