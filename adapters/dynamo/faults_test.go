@@ -91,6 +91,9 @@ func TestLostAnswers(t *testing.T) {
 				port, _ := open(t.Context())
 				return &contracttest.Fixture[psych.Store]{Port: port, Open: open, Reopen: open}
 			}, &contracttest.Options{Only: ruleNames(func(r contracttest.Rule[psych.Store]) bool {
+				if name == "ministack" && r.Name == "Concurrency" {
+					return false // it resets connections of its own under that load, and tries run out
+				}
 				return r.Name != "CreateRunReadBack" // one of its headers has no incarnation to know itself by
 			})})
 			if l.lost.Load() < 100 {
