@@ -80,7 +80,10 @@ func ParsePos(s string) (Pos, error) {
 	if err == nil && strconv.FormatUint(seq, 10) == num {
 		var m []byte
 		if m, err = base64.RawURLEncoding.Strict().DecodeString(mark); err == nil && marked == (len(m) > 0) {
-			return Pos{seq, string(m)}, nil
+			// Decoding passes over line ends, and String writes none.
+			if p := (Pos{seq, string(m)}); p.String() == s {
+				return p, nil
+			}
 		}
 	}
 	return Pos{}, fmt.Errorf("psych: position %.80q: want one that Psych returned: %w", s, ErrInvalid)

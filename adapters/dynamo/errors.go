@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
@@ -30,7 +31,7 @@ func (s *Store) classify(ctx context.Context, err error) error {
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w: %w", psych.ErrUnavailable, ctx.Err(), err)
-	case retryable.IsErrorRetryable(err).Bool():
+	case retryable.IsErrorRetryable(err).Bool(), errors.Is(err, io.ErrUnexpectedEOF): // cut on its way
 		return fmt.Errorf("%w: %w", psych.ErrUnavailable, err)
 	case errors.As(err, &missing):
 		return fmt.Errorf("there is no table %q in the region and account of the client: create it with Init (psych store init): %w", s.table, err)

@@ -585,8 +585,7 @@ func (s *Store) Due(ctx context.Context, now time.Time, cursor string, limit int
 		return keys, "", nil
 	}
 	keys = slices.Clip(keys[:limit])
-	last := keys[limit-1]
-	return keys, dueCursor + last.RunID + base64.RawURLEncoding.EncodeToString([]byte(last.Tenant)), nil
+	return keys, formatDueCursor(keys[limit-1]), nil
 }
 
 func (r *run) due(now time.Time) bool {
@@ -600,13 +599,17 @@ func compareKeys(a, b psych.RunKey) int {
 	return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.RunID, b.RunID))
 }
 
+func formatDueCursor(last psych.RunKey) string {
+	return dueCursor + last.RunID + base64.RawURLEncoding.EncodeToString([]byte(last.Tenant))
+}
+
 func parseDueCursor(cursor string) (psych.RunKey, error) {
 	if cursor == "" {
 		return psych.RunKey{}, nil
 	}
 	if s, ok := strings.CutPrefix(cursor, dueCursor); ok && len(s) > 32 {
 		if name, err := base64.RawURLEncoding.Strict().DecodeString(s[32:]); err == nil {
-			if key := (psych.RunKey{Tenant: string(name), RunID: s[:32]}); key.Check() == nil {
+			if key := (psych.RunKey{Tenant: string(name), RunID: s[:32]}); key.Check() == nil && formatDueCursor(key) == cursor {
 				return key, nil
 			}
 		}
@@ -667,7 +670,11 @@ func parseListCursor(cursor string) (psych.RunInfo, error) {
 	}
 	if s, ok := strings.CutPrefix(cursor, listCursor); ok && len(s) > 32 {
 		if micros, err := strconv.ParseInt(s[32:], 10, 64); err == nil {
-			return psych.RunInfo{Key: psych.RunKey{RunID: s[:32]}, CreatedAt: time.UnixMicro(micros).UTC()}, nil
+			// A number has more than one spelling, and ListRuns returns one.
+			info := psych.RunInfo{Key: psych.RunKey{RunID: s[:32]}, CreatedAt: time.UnixMicro(micros).UTC()}
+			if formatListCursor(&info) == cursor {
+				return info, nil
+			}
 		}
 	}
 	return psych.RunInfo{}, badCursor(cursor)

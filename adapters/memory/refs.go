@@ -113,7 +113,7 @@ func parseRefCursor(cursor string) (psych.RefKey, error) {
 		tenant, err := base64.RawURLEncoding.Strict().DecodeString(t)
 		if err == nil {
 			name, err := base64.RawURLEncoding.Strict().DecodeString(n)
-			if key := (psych.RefKey{Tenant: string(tenant), Name: string(name)}); err == nil && key.Check() == nil {
+			if key := (psych.RefKey{Tenant: string(tenant), Name: string(name)}); err == nil && key.Check() == nil && formatRefCursor(key) == cursor {
 				return key, nil
 			}
 		}

@@ -181,7 +181,7 @@ func (s *Store) Open(ctx context.Context, key psych.BlobKey, offset, length int6
 		}
 		return http.NoBody, info, nil
 	}
-	for range 3 {
+	for range 20 {
 		r, info, err := s.get(ctx, key, offset, length)
 		if !isStatus(err, http.StatusRequestedRangeNotSatisfiable) {
 			if err != nil {
