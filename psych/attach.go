@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 )
 
@@ -125,17 +126,33 @@ func (s *callOutputs) add(name string, p Payload) {
 // finish closes what is open and returns all attachments, in the order in
 // which they were opened, and the names of those that had to be kept and
 // could not be. Without a BlobStore they share the record's room with a result
-// of so many bytes; the largest are let go first.
-func (s *callOutputs) finish(required bool, taken int) (at []Attachment, lost []string, err error) {
+// of so many bytes; the largest are let go first. A BlobStore that does not come
+// to an end is not waited for much longer than the call's ctx.
+func (s *callOutputs) finish(ctx context.Context, required bool, taken int) (at []Attachment, lost []string, err error) {
 	s.mu.Lock()
 	s.over = true
 	list := s.list
 	s.mu.Unlock()
 	at = make([]Attachment, 0, len(list))
 	kept := list[:0:0]
+	late := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(s.d.grace(), func() { close(late) })
+	})()
 	for _, out := range list {
-		out.Close()
-		<-out.done
+		closed := make(chan struct{})
+		go func() { // it hands on what it gathered
+			out.Close()
+			close(closed)
+		}()
+		select {
+		case <-out.done:
+		case <-late:
+			out.pipe.CloseWithError(io.ErrClosedPipe)
+			err = errors.Join(err, fmt.Errorf("the attachment %q could not be stored in time", out.at.Name))
+			continue
+		}
+		<-closed
 		if out.err != nil {
 			err = errors.Join(err, fmt.Errorf("the attachment %q could not be stored: %w", out.at.Name, out.err))
 			continue

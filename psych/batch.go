@@ -40,6 +40,9 @@ func (d *driver) runTools() error {
 	running := map[*call]bool{}
 	jobs := map[*call]*job{}
 	for b.open > 0 {
+		if err := d.ctx.Err(); err != nil && len(running) == 0 {
+			return err // nothing begins that would be cancelled at once
+		}
 		begun, err := d.begins(b, running, jobs)
 		if err != nil {
 			return err
@@ -223,7 +226,7 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 	select {
 	case e = <-done:
 	case <-ctx.Done():
-		grace := time.NewTimer(stopGrace)
+		grace := time.NewTimer(d.grace())
 		defer grace.Stop()
 		select {
 		case e = <-done:
@@ -236,7 +239,7 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 		if context.Cause(ctx) != errToolTimeout {
 			end.cancelled = true
 			end.result = &ToolCallFinished{}
-			d.attach(end, outs)
+			d.attach(ctx, end, outs)
 			return end
 		}
 		end.result = &ToolCallFinished{Call: j.call.id, Outcome: UnknownEnd, Code: CodeTimeout}
@@ -247,15 +250,15 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 		}
 		end.result.Result = newPayload("text/plain", []byte(text))
 	}
-	d.attach(end, outs)
+	d.attach(ctx, end, outs)
 	end.result.Milliseconds = time.Since(began).Milliseconds()
 	return end
 }
 
 // attach adds what a call attached to its result, however it ended. What was
 // to be kept and could not be makes it a failure.
-func (d *driver) attach(end *toolEnd, outs *callOutputs) {
-	at, lost, err := outs.finish(d.state.limits.OutputsRequired, int(end.result.Result.Size))
+func (d *driver) attach(ctx context.Context, end *toolEnd, outs *callOutputs) {
+	at, lost, err := outs.finish(ctx, d.state.limits.OutputsRequired, int(end.result.Result.Size))
 	switch id := end.call.id; {
 	case len(lost) > 0:
 		end.result = failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its outputs %.1000q are larger than the %d bytes that a record holds, and this deployment has no BlobStore", CodeNoBlobStore, lost, resultRoom))
@@ -407,7 +410,7 @@ func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result
 
 // join waits for cancelled calls, and returns how they ended.
 func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd) {
-	grace := time.NewTimer(stopGrace + time.Second) // work leaves a tool behind after stopGrace
+	grace := time.NewTimer(d.grace() + d.o.Margin/10) // work leaves a tool behind a little earlier
 	defer grace.Stop()
 	for len(running) > 0 {
 		select {
@@ -440,6 +443,12 @@ func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, wh
 	if !errors.Is(why, errAborted) {
 		return why
 	}
+	return d.abortBatch(b, kept)
+}
+
+// abortBatch settles what is open of a batch, with what was attached, and
+// delivers the abort.
+func (d *driver) abortBatch(b *batch, kept map[*call][]Attachment) error {
 	for _, c := range b.calls {
 		if c.done == nil {
 			e := settlement(c, "the exchange was aborted")
@@ -454,9 +463,11 @@ func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, wh
 
 // offload moves an inline payload to the BlobStore.
 func (d *driver) offload(p *Payload, segment string) error {
-	moved, err := capture(d.store, bytes.NewReader(p.Inline), p.ContentType, 0, d.rt.o.Blobs, d.blobKey(segment))
-	if err == nil {
-		*p = moved
-	}
-	return err
+	return repeat(d.store, func() error {
+		moved, err := capture(d.store, bytes.NewReader(p.Inline), p.ContentType, 0, d.rt.o.Blobs, d.blobKey(segment))
+		if err == nil {
+			*p = moved
+		}
+		return err
+	})
 }

@@ -161,6 +161,10 @@ var (
 
 func (d *driver) now() time.Time { return d.rt.now() }
 
+// grace is what a cancelled tool or model has to return: within Margin, so that
+// what is unwritten can be written behind it.
+func (d *driver) grace() time.Duration { return min(stopGrace, d.o.Margin*3/5) }
+
 func (d *driver) margin() time.Duration { return d.rt.o.LeaseTTL / 6 }
 
 // claim takes the lease. A claim whose answer was lost is repeated with its
@@ -317,8 +321,7 @@ func (d *driver) run() (Outcome, error) {
 	}
 }
 
-// giveUp releases a Run that can't be driven further here. What is pending is
-// not written.
+// giveUp releases a Run that can't be driven further here.
 func (d *driver) giveUp(err error) (Outcome, error) {
 	due, status := d.now().Add(postGrace), d.info.Status
 	var corrupt *CorruptionError
@@ -329,7 +332,12 @@ func (d *driver) giveUp(err error) (Outcome, error) {
 	case errors.As(err, &unsupported):
 		due = d.now().Add(MaxLease) // a worker of the newer release may take it before
 	case errors.Is(err, errUnsure):
-		return 0, err // only the same append may follow: let the lease expire
+		return 0, err // only the same write may follow: let the lease expire
+	default:
+		// What was done is kept, and an attempt that got nowhere is counted.
+		if ferr := d.flush(); ferr != nil {
+			return 0, errors.Join(err, ferr)
+		}
 	}
 	if rerr := repeat(d.store, func() error { return d.rt.store.Release(d.store, d.lease, due, status) }); rerr != nil {
 		d.log.WarnContext(d.ctx, "release failed; the lease expires", "err", rerr)
@@ -337,7 +345,7 @@ func (d *driver) giveUp(err error) (Outcome, error) {
 	return 0, err
 }
 
-var errUnsure = errors.New("psych: the outcome of an append is unknown")
+var errUnsure = errors.New("psych: the outcome of a write is unknown")
 
 // begin brings state and inbox up to now, and makes the first records of the
 // attempt: its start, and the settlement of what the attempt before it left.
@@ -642,10 +650,14 @@ func (d *driver) turns() (Outcome, error) {
 			if more, err = d.release(time.Time{}); err == nil && !more {
 				return Closed, d.bad
 			}
+		case s.exchange.aborting: // the worker ended between the abort and the close
+			err = d.close(StatusAborted, "", s.exchange.reason)
 		case first && s.fruitless > maxFruitless:
 			// Before what waits is delivered, so that no new message is lost
 			// with the exchange.
 			err = d.close(StatusFailed, "no_progress", fmt.Sprintf("%d attempts in a row got nowhere: something in this exchange keeps its worker from going on", maxFruitless))
+		case s.batchOpen() && d.aborting():
+			err = d.abortBatch(s.batch, nil)
 		case s.batchOpen():
 			err = d.runTools()
 		case s.badHandle() != nil:
@@ -727,6 +739,7 @@ func endOf(stop StopReason) ending {
 }
 
 func (d *driver) close(status, code, reason string) error {
+	d.full = false // of this exchange alone
 	return d.emit(&ExchangeClosed{Status: status, Code: code, Reason: reason})
 }
 
@@ -891,6 +904,9 @@ func (d *driver) release(due time.Time) (more bool, err error) {
 		d.clean()
 		return true, nil
 	}
+	if err != nil && !certain(err) {
+		err = fmt.Errorf("%w: %w", errUnsure, err)
+	}
 	if err != nil {
 		return false, fmt.Errorf("psych: release run %s: %w", d.key, err)
 	}
@@ -938,8 +954,15 @@ func (d *driver) wait(in <-chan event, timer <-chan time.Time) (event, error) {
 			return event{}, err
 		}
 		if looks || d.lease.Posted != d.looked.Posted {
+			looked := d.looked
 			if err := d.look(); err != nil {
-				return event{}, err
+				if certain(err) {
+					return event{}, err
+				}
+				// Running calls are not worth less than a look: again a little later.
+				d.looked = looked
+				d.renewAt = d.now().Add(min(renewAgain, d.rt.o.LeaseTTL/30))
+				continue
 			}
 			if d.aborting() {
 				return event{}, errAborted

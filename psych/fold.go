@@ -52,9 +52,11 @@ type exchange struct {
 	begun    bool // a model was called
 	trimmed  bool // since the context was full
 	aborting bool
+	reason   string            // of the abort
 	streaks  map[string]streak // by tool
 	withheld []string          // tools that failed the same way too often, in that order
 	told     int               // of withheld: as many as the model was told of
+	telling  int               // of withheld: as many as the open turn tells of
 }
 
 // A streak is a tool that fails the same way, turn after turn.
@@ -152,7 +154,7 @@ func (s *state) apply(r *Record) error {
 	case *AbortRequested:
 		s.notes[e.ID] = struct{}{}
 		if s.aborts(e) {
-			s.exchange.aborting = true
+			s.exchange.aborting, s.exchange.reason = true, e.Reason
 		}
 	case *ExchangeClosed:
 		err = s.exchangeClosed(r, e)
@@ -259,8 +261,9 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 		s.memory = e.Memory
 	}
 	s.exchange.begun = true
+	s.exchange.telling = 0 // another try tells the same, and once
 	if e.Tail != nil {
-		s.exchange.told += len(e.Tail.News)
+		s.exchange.telling = len(e.Tail.News)
 	}
 	s.calling, s.untold, s.failure, s.answered = true, true, nil, nil
 	return nil
@@ -320,6 +323,8 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 	}
 	s.calling, s.untold, s.fruitless = false, false, 0
 	s.exchange.turns++
+	s.exchange.told += s.exchange.telling
+	s.exchange.telling = 0
 	for _, n := range []*int64{e.Usage.Input, e.Usage.Output} {
 		if n != nil {
 			s.exchange.tokens += *n

@@ -220,8 +220,9 @@ func (rep *reporter) views(s *state) {
 			if !x.elided {
 				continue
 			}
-			if rep.err == nil {
-				rep.err = s.fetch(rep.ctx, c, rep.blobs)
+			if err := s.fetch(rep.ctx, c, rep.blobs); err != nil { // the bytes are gone: all else is known
+				rep.err = errors.Join(rep.err, rep.ctx.Err())
+				continue
 			}
 			preview := string(s.appendPreview(nil, x))
 			if x.at == nil {
@@ -259,8 +260,11 @@ func (rep *reporter) answers(ctx context.Context, s *state, blobs BlobStore) err
 		for j := range a.Blocks {
 			if t := a.Blocks[j].Text; t != nil {
 				text, err := t.load(ctx, blobs, s.run)
-				if err != nil {
+				switch {
+				case ctx.Err() != nil:
 					return err
+				case err != nil: // the bytes are gone: all else is known
+					fmt.Fprintf(&b, "%s\n[the rest of %d bytes can't be read from the BlobStore]", t.begin(), t.Size)
 				}
 				b.Write(text)
 			}

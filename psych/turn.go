@@ -61,11 +61,9 @@ func (d *driver) turn() error {
 			return err
 		}
 		return d.ctx.Err()
-	case errors.Is(err, ErrLeaseLost):
-		return err
 	case errors.As(err, &failed):
-	default:
-		failed = &ModelError{Message: err.Error()}
+	default: // the driver's own, such as a lost lease: nothing is known of the model
+		return err
 	}
 	d.log.WarnContext(d.ctx, "model call failed", "turn", turn, "status", failed.Status, "transient", failed.Transient)
 	return d.emit(&ModelCallFailed{
@@ -137,6 +135,7 @@ func (d *driver) prepare() (*Request, error) {
 			d.full, d.prompt = true, nil // encoded anew with what is trimmed then
 			return d.prepare()
 		}
+		d.full, d.prompt = false, nil // it may hold trims that the log does not
 		return nil, d.close(StatusExhausted, "context", fmt.Sprintf("the conversation takes an estimated %d tokens, of a context of %d, with all that can be trimmed", estimate(e.Chars[0]+e.Chars[1]+e.Chars[2]+e.Chars[3]), limit))
 	}
 	d.full = false
@@ -251,13 +250,16 @@ func (d *driver) generate(req *Request) (*Response, error) {
 			err = &ModelError{Transient: true, Message: fmt.Sprintf("no piece of an answer came for %v", idleStream), Err: errIdle}
 		}
 		cancel(err)
-		grace := time.NewTimer(stopGrace)
+		grace := time.NewTimer(d.grace())
 		defer grace.Stop()
 		for {
 			select {
 			case e := <-in:
 				if e.answer == nil {
 					continue
+				}
+				if e.answer.err == nil && !errors.Is(err, errAborted) && !errors.Is(err, ErrLeaseLost) {
+					return e.answer.resp, nil // it came all the same, and is paid for
 				}
 			case <-grace.C:
 				d.log.WarnContext(d.ctx, "the model did not heed its context and is left behind")
@@ -276,8 +278,12 @@ func call1(ctx context.Context, m Model, req *Request, on func(Delta)) (resp *Re
 		}
 	}()
 	resp, err = m.Generate(ctx, req, on)
-	if err == nil && resp == nil {
+	var failed *ModelError
+	switch {
+	case err == nil && resp == nil:
 		err = &ModelError{Message: "the model adapter returned neither an answer nor an error"}
+	case err != nil && !errors.As(err, &failed): // so that what is not one is the driver's own
+		err = &ModelError{Message: err.Error(), Err: err}
 	}
 	return resp, err
 }
