@@ -100,8 +100,11 @@ func (r *Runtime) Drive(ctx context.Context, key RunKey, o *DriveOptions) (Outco
 	if d.o.Floor <= 0 {
 		d.o.Floor = defaultFloor
 	}
-	if held, err := d.claim(ctx); held || err != nil {
-		return Held, err
+	switch held, err := d.claim(ctx); {
+	case err != nil:
+		return 0, err
+	case held:
+		return Held, nil
 	}
 	d.log = r.log.With("run", key.RunID, "tenant", key.Tenant, "attempt", d.epoch)
 	return d.drive(ctx)
@@ -128,10 +131,11 @@ type driver struct {
 
 	lease    Lease
 	end      time.Time // of the lease, counted from the first sending
-	renewAt  time.Time
-	looked   Lease  // as of before the last look into the inbox
-	waiting  []Note // seen there, and not in the log
-	settling []Note // in the log, and to be removed
+	sure     time.Time // the same by the real clock, which nobody sets: it is monotonic
+	renewAt  time.Time // by the real clock
+	looked   Lease     // as of before the last look into the inbox
+	waiting  []Note    // seen there, and not in the log
+	settling []Note    // in the log, and to be removed
 
 	version *Version
 	model   Model
@@ -170,7 +174,7 @@ func (d *driver) margin() time.Duration { return d.rt.o.LeaseTTL / 6 }
 // claim takes the lease. A claim whose answer was lost is repeated with its
 // token, and counted from its first sending.
 func (d *driver) claim(ctx context.Context) (held bool, err error) {
-	token, now, ttl := d.rt.o.NewID(), d.now(), d.rt.o.LeaseTTL
+	token, now, sent, ttl := d.rt.o.NewID(), d.now(), time.Now(), d.rt.o.LeaseTTL
 	err = repeat(ctx, func() (err error) {
 		d.lease, err = d.rt.store.Claim(ctx, d.key, d.rt.o.Owner, token, now, ttl)
 		return err
@@ -182,46 +186,57 @@ func (d *driver) claim(ctx context.Context) (held bool, err error) {
 		return false, fmt.Errorf("psych: claim run %s: %w", d.key, err)
 	}
 	d.epoch, d.info = d.lease.Epoch, d.lease.Info
-	d.held(now)
+	d.held(now, sent)
 	return false, nil
 }
 
-// held notes a lease that was sent for at a time.
-func (d *driver) held(sent time.Time) {
-	if end := sent.Add(d.rt.o.LeaseTTL); end.After(d.end) {
+// held notes a lease that was sent for at a time, now by Options.Now and sent by
+// the real clock. Where the store kept a later end than was asked for, the clock
+// was set back, and what is left of the lease by it means nothing.
+func (d *driver) held(now, sent time.Time) {
+	end := now.Add(d.rt.o.LeaseTTL)
+	if end.After(d.end) {
 		d.end = end
+	}
+	if !d.lease.Until.After(end) {
+		d.sure = sent.Add(d.rt.o.LeaseTTL)
 	}
 	d.renewAt = sent.Add(d.rt.o.LeaseTTL / 3)
 }
 
+// left is how long the lease lasts at the least.
+func (d *driver) left() time.Duration { return min(d.end.Sub(d.now()), time.Until(d.sure)) }
+
 // renew extends the lease. An outcome that is unknown is no error while the
 // lease lasts: it is tried again a little later.
 func (d *driver) renew() error {
-	now := d.now()
+	now, sent := d.now(), time.Now()
 	l, err := d.rt.store.Renew(d.store, d.lease, now, d.rt.o.LeaseTTL)
 	switch {
 	case err == nil:
 		d.lease = l
-		d.held(now)
-		return nil
+		if d.held(now, sent); d.left() > 0 {
+			return nil
+		}
+		return fmt.Errorf("psych: renew run %s: its clock was set back, and the lease can't be extended: %w", d.key, ErrLeaseLost)
 	case certain(err):
 		return fmt.Errorf("psych: renew run %s: %w", d.key, err)
-	case !now.Before(d.end) || d.store.Err() != nil:
+	case d.left() <= 0 || d.store.Err() != nil:
 		return fmt.Errorf("psych: renew run %s: %w: %w", d.key, ErrLeaseLost, err)
 	}
-	d.renewAt = now.Add(min(renewAgain, d.rt.o.LeaseTTL/30))
+	d.renewAt = sent.Add(min(renewAgain, d.rt.o.LeaseTTL/30))
 	return nil
 }
 
 // guard is the look at the lease before an effect: it must have more than a
 // margin left, for the skew of clocks.
 func (d *driver) guard() error {
-	for d.end.Sub(d.now()) <= d.margin() {
-		before := d.end
+	for d.left() <= d.margin() {
+		before := d.sure
 		if err := d.renew(); err != nil {
 			return err
 		}
-		if d.end.After(before) {
+		if d.sure.After(before) {
 			continue
 		}
 		select { // its outcome is unknown: renew says when the lease is over
@@ -616,7 +631,7 @@ func (d *driver) append(b Batch) error {
 		case <-time.After(wait):
 		}
 		wait = min(2*wait, 2*time.Second)
-		if !d.now().Before(d.renewAt) {
+		if !time.Now().Before(d.renewAt) {
 			if err := d.renew(); err != nil {
 				return fmt.Errorf("%w: %w", errUnsure, err)
 			}
@@ -937,7 +952,7 @@ func (d *driver) wait(in <-chan event, timer <-chan time.Time) (event, error) {
 			return e, nil
 		default:
 		}
-		d.timer.Reset(d.renewAt.Sub(d.now()))
+		d.timer.Reset(time.Until(d.renewAt))
 		looks := false
 		select {
 		case e := <-in:
@@ -961,7 +976,7 @@ func (d *driver) wait(in <-chan event, timer <-chan time.Time) (event, error) {
 				}
 				// Running calls are not worth less than a look: again a little later.
 				d.looked = looked
-				d.renewAt = d.now().Add(min(renewAgain, d.rt.o.LeaseTTL/30))
+				d.renewAt = time.Now().Add(min(renewAgain, d.rt.o.LeaseTTL/30))
 				continue
 			}
 			if d.aborting() {
