@@ -60,6 +60,11 @@ func (c *Call) Attach(name, contentType string, o *AttachOptions) (io.WriteClose
 	return c.outputs.open(name, contentType, *o)
 }
 
+// shortName is the name of an attachment as recorded: its first 256 bytes.
+func shortName(name string) string {
+	return string(wholeChars([]byte(name[:min(len(name), 256)])))
+}
+
 type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
@@ -103,7 +108,7 @@ func (s *callOutputs) open(name, contentType string, o AttachOptions) (io.WriteC
 	}
 	r, w := io.Pipe()
 	out := &output{o: o, pipe: w, done: make(chan struct{})}
-	out.at = Attachment{Name: bounded(name), Slot: s.slots.of(name)}
+	out.at = Attachment{Name: shortName(name), Slot: s.slots.of(name)}
 	key := s.d.blobKey(fmt.Sprintf("%s.%s.%d", s.call, out.at.Slot, s.d.epoch))
 	go func() {
 		defer close(out.done)
@@ -150,11 +155,13 @@ func (s *callOutputs) finish(ctx context.Context, required bool, taken int) (at 
 		case <-late:
 			out.pipe.CloseWithError(io.ErrClosedPipe)
 			err = errors.Join(err, fmt.Errorf("the attachment %q could not be stored in time", out.at.Name))
+			at, kept = append(at, gone(out.at.Name, out.at.Slot)), append(kept, out)
 			continue
 		}
 		<-closed
 		if out.err != nil {
 			err = errors.Join(err, fmt.Errorf("the attachment %q could not be stored: %w", out.at.Name, out.err))
+			at, kept = append(at, gone(out.at.Name, out.at.Slot)), append(kept, out)
 			continue
 		}
 		at, kept = append(at, out.at), append(kept, out)
@@ -176,6 +183,11 @@ func (s *callOutputs) finish(ctx context.Context, required bool, taken int) (at 
 		}
 	}
 	return at, lost, err
+}
+
+// gone is an attachment of which nothing could be kept.
+func gone(name, slot string) Attachment {
+	return Attachment{Name: name, Slot: slot, Truncated: true, Output: Payload{ContentType: "application/octet-stream", Ref: &BlobRef{}}}
 }
 
 // attachmentHead is about what an attachment takes in its record, beside its

@@ -332,3 +332,167 @@ steps:
 		t.Errorf("%v", err)
 	}
 }
+
+// Whatever a call leaves behind fits into its record, or is said not to: it is
+// never run again for that, and never lost.
+func TestOutputsThatFillARecord(t *testing.T) {
+	cjk := func(n int) string { return strings.Repeat("語", n) }
+	for _, c := range []struct {
+		name  string
+		blobs bool
+		leave func(t *testing.T, c *psych.Call) string
+	}{
+		{"many that a preview is larger than", false, func(t *testing.T, c *psych.Call) string {
+			for i := range 100 {
+				write(t, c, fmt.Sprint("a", i), "text/plain", strings.Repeat("x", 1490), nil)
+			}
+			return "ok"
+		}},
+		{"a full record and a large one", false, func(t *testing.T, c *psych.Call) string {
+			write(t, c, "emoji", "text/plain", strings.Repeat("👍", 100_000), nil)
+			return strings.Repeat("r", 126_000)
+		}},
+		{"a hundred large ones", false, func(t *testing.T, c *psych.Call) string {
+			for i := range 100 {
+				write(t, c, fmt.Sprint("a", i), "text/plain", strings.Repeat("x", 200_000), nil)
+			}
+			return strings.Repeat("r", 60_000)
+		}},
+		{"long names", true, func(t *testing.T, c *psych.Call) string {
+			for i := range 100 {
+				write(t, c, fmt.Sprint(i, cjk(300)), "text/plain", strings.Repeat("x", 780), nil)
+			}
+			return "ok"
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runs := 0
+			tool := psych.NewRawTool(psych.ToolDef{Name: "make"}, func(_ context.Context, call *psych.Call) (*psych.Result, error) {
+				runs++
+				return psych.Text(c.leave(t, call)), nil
+			}, &psych.ToolOptions{Idempotent: true})
+			h := newHarness(t, once, tool)
+			if !c.blobs {
+				h.o.Blobs = nil
+				h.restart()
+			}
+			rep := h.run()
+			if call := rep.ToolCalls[0]; rep.Status != psych.StatusCompleted || runs != 1 || call.Outcome != "succeeded" || len(call.Attachments) == 0 {
+				t.Errorf("%s, ran %d times, %s %s with %d attachments", rep.Status, runs, call.Outcome, call.Code, len(call.Attachments))
+			}
+		})
+	}
+}
+
+// What of a call lies in the BlobStore for lack of room is shown whole or as a
+// preview that says so, never cut in silence.
+func TestNothingIsCutInSilence(t *testing.T) {
+	shown := func(t *testing.T, h *harness) string {
+		t.Helper()
+		rep := h.run()
+		if rep.Status != psych.StatusCompleted {
+			t.Fatalf("%s %+v", rep.Status, rep.Exchanges)
+		}
+		text, err := h.model.Requests()[1].Text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	t.Run("a short result beside many attachments", func(t *testing.T) {
+		h := newHarness(t, once, attacher(func(_ context.Context, c *psych.Call) (*psych.Result, error) {
+			for i := range 100 {
+				write(t, c, fmt.Sprint("a", i), "text/plain", strings.Repeat("x", 1300), nil)
+			}
+			return psych.Text(strings.Repeat("語", 1900) + "ENDE"), nil
+		}))
+		if text := shown(t, h); !strings.Contains(text, "語ENDE") {
+			t.Error("the end of the result is not shown")
+		}
+	})
+	t.Run("a page that left its record", func(t *testing.T) {
+		h := newHarness(t, once, psych.NewRawTool(psych.ToolDef{Name: "make"}, func(_ context.Context, c *psych.Call) (*psych.Result, error) {
+			for i := range 2 {
+				write(t, c, fmt.Sprint("a", i), "text/plain", strings.Repeat("x", 59_000), nil)
+			}
+			return psych.Text(strings.Repeat("語", 20_000)), nil
+		}, &psych.ToolOptions{Pages: true}))
+		if text := shown(t, h); !strings.Contains(text, "… 18000 characters left out …") {
+			t.Error("the page is neither whole nor said to be cut")
+		}
+	})
+	t.Run("short outputs that were let go", func(t *testing.T) {
+		h := newHarness(t, once, attacher(func(_ context.Context, c *psych.Call) (*psych.Result, error) {
+			for i := range 10 {
+				write(t, c, fmt.Sprint("a", i), "text/plain", strings.Repeat("x", 1490)+fmt.Sprintf("END%03d", i), nil)
+			}
+			return psych.Text(strings.Repeat("r", 110_000)), nil
+		}))
+		h.o.Blobs = nil
+		h.restart()
+		text := shown(t, h)
+		for i := range 10 {
+			if end := fmt.Sprintf("xEND%03d", i); !strings.Contains(text, end) {
+				t.Errorf("%s is not shown", end)
+			}
+		}
+	})
+}
+
+// An attachment that can't be stored does not take the result with it.
+func TestAttachmentThatCannotBeStored(t *testing.T) {
+	for name, required := range map[string]bool{"wanted": false, "required": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, once, attacher(func(_ context.Context, c *psych.Call) (*psych.Result, error) {
+				w, err := c.Attach("log", "text/plain", &psych.AttachOptions{Required: required})
+				if err != nil {
+					return nil, err
+				}
+				io.WriteString(w, strings.Repeat("x", 300_000))
+				return psych.Text("the result"), nil
+			}))
+			h.o.Blobs = &flakyBlobs{BlobStore: h.blobs}
+			h.restart()
+			rep := h.run()
+			c := rep.ToolCalls[0]
+			if want := map[bool]string{false: "succeeded", true: "failed"}[required]; c.Outcome != want {
+				t.Errorf("%+v, want %s", c, want)
+			}
+			if len(c.Attachments) != 1 || c.Attachments[0].Stored != psych.StoredPreview || !c.Attachments[0].Truncated || c.Attachments[0].Readable {
+				t.Errorf("%+v", c.Attachments)
+			}
+		})
+	}
+}
+
+// A message takes its whole megabyte, however it is cut into attachments.
+func TestMessageOfAHundredAttachments(t *testing.T) {
+	ctx := context.Background()
+	h := newHarness(t, "steps: [{text: a}]")
+	v, err := h.rt.Publish(ctx, "t", &h.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := psych.ClientMessage{ID: "m", Text: "these"}
+	for i := range 100 {
+		m.Attachments = append(m.Attachments, psych.MessageAttachment{Name: fmt.Sprint("file", i), ContentType: "text/plain", Data: []byte(strings.Repeat("z", 10_000) + fmt.Sprintf("END%03d", i))})
+	}
+	key, err := h.rt.Start(ctx, psych.Scope{Tenant: "t"}, v.Hash, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.drive(key)
+	sent := string(h.model.Requests()[0].Zone(3))
+	for i := range 100 {
+		if !strings.Contains(sent, fmt.Sprintf("zEND%03d", i)) {
+			t.Errorf("attachment %d did not come whole", i)
+		}
+	}
+	m = psych.ClientMessage{Text: "x"}
+	for range 100 {
+		m.Attachments = append(m.Attachments, psych.MessageAttachment{Name: strings.Repeat("名", 250), Data: []byte("x")})
+	}
+	if err := h.rt.Send(ctx, key, m); !errors.Is(err, psych.ErrTooLarge) {
+		t.Errorf("names of 75 KB: %v", err)
+	}
+}

@@ -2,6 +2,7 @@ package psych
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,7 +78,7 @@ func (d *driver) runTools() error {
 					cancel(d.ctx.Err())
 					return d.stopTools(b, in, running, d.ctx.Err())
 				}
-				if err := d.emit(e.tool.result); err != nil {
+				if err := d.emitResult(e.tool.result); err != nil {
 					cancel(err)
 					d.join(in, running)
 					return err
@@ -259,14 +260,17 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 // to be kept and could not be makes it a failure.
 func (d *driver) attach(ctx context.Context, end *toolEnd, outs *callOutputs) {
 	at, lost, err := outs.finish(ctx, d.state.limits.OutputsRequired, int(end.result.Result.Size))
-	switch id := end.call.id; {
-	case len(lost) > 0:
-		end.result = failure(id, CodeNoBlobStore, fmt.Errorf("%s: the tool ran, but its outputs %.1000q are larger than the %d bytes that a record holds, and this deployment has no BlobStore", CodeNoBlobStore, lost, resultRoom))
-	case err != nil:
-		d.log.ErrorContext(d.ctx, "an attachment can't be stored", "call", id, "err", err)
-		if end.result.Outcome == Succeeded {
-			end.result = failure(id, "", errors.New("the tool ran, but not all of its outputs could be stored"))
+	if err != nil {
+		d.log.ErrorContext(d.ctx, "an attachment can't be stored", "call", end.call.id, "err", err)
+	}
+	if len(lost) > 0 && end.result.Outcome == Succeeded { // else the failure says more
+		text := "that could not be stored"
+		code := ""
+		if d.rt.o.Blobs == nil {
+			code = CodeNoBlobStore
+			text = fmt.Sprintf("that are larger than the %d bytes that a record holds, and this deployment has no BlobStore", resultRoom)
 		}
+		end.result = failure(end.call.id, code, fmt.Errorf("%s: the tool ran, but has outputs %s: %.1000q", cmp.Or(code, "outputs_required"), text, lost))
 	}
 	end.result.Attachments = append(end.result.Attachments, at...)
 }
@@ -408,6 +412,25 @@ func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result
 	return j.tool.invoke(ctx, c)
 }
 
+// emitResult is emit of a result that may be too large for a record, with all
+// that was attached to it: then the call has failed, and keeps what can be kept.
+func (d *driver) emitResult(e *ToolCallFinished) error {
+	err := d.emit(e)
+	code := ""
+	switch {
+	case errors.Is(err, ErrNoBlobStore):
+		code = CodeNoBlobStore
+		err = fmt.Errorf("%s: the tool ran, but its result and its outputs are larger together than a record holds, and this deployment has no BlobStore", code)
+	case errors.Is(err, ErrTooLarge):
+		err = errors.New("the tool ran, but its result and its outputs are larger together than a record holds")
+	default:
+		return err
+	}
+	f := failure(e.Call, code, err)
+	f.Attachments, f.Milliseconds = e.Attachments, e.Milliseconds
+	return d.emit(f)
+}
+
 // join waits for cancelled calls, and returns how they ended.
 func (d *driver) join(in <-chan event, running map[*call]bool) (ends []*toolEnd) {
 	grace := time.NewTimer(d.grace() + d.o.Margin/10) // work leaves a tool behind a little earlier
@@ -435,7 +458,7 @@ func (d *driver) stopTools(b *batch, in <-chan event, running map[*call]bool, wh
 		case end.cancelled:
 			kept[end.call] = end.result.Attachments
 		default:
-			if err := d.emit(end.result); err != nil {
+			if err := d.emitResult(end.result); err != nil {
 				return err
 			}
 		}

@@ -489,34 +489,52 @@ func (d *driver) fit(rec *Record) ([]byte, error) {
 	for _, p := range payloads {
 		d.cutEnds(p)
 	}
+	// largest finds the largest payload of a kind that is over a floor.
+	largest := func(floor int, kind func(*Payload) bool) int {
+		at := -1
+		for i, p := range payloads {
+			if kind(p) && p.frameSize() > floor && (at < 0 || p.frameSize() > payloads[at].frameSize()) {
+				at = i
+			}
+		}
+		return at
+	}
+	floor, ends := minOffload, minPreviewChars
 	for {
 		data, err := encodeRecord(rec)
 		if err != nil || len(data) <= MaxRecordBytes {
 			return data, err
 		}
-		var largest *Payload // of those inline, and then of references
-		at := 0
-		for i, p := range payloads {
-			if p.frameSize() > minOffload && (largest == nil || p.Ref == nil && largest.Ref != nil || (p.Ref == nil) == (largest.Ref == nil) && p.frameSize() > largest.frameSize()) {
-				largest, at = p, i
-			}
+		at := -1
+		if d.rt.o.Blobs == nil { // then a preview is what can shrink
+			at = largest(floor, (*Payload).letGo)
+		}
+		if at < 0 {
+			at = largest(floor, func(p *Payload) bool { return p.Ref == nil })
+		}
+		if at < 0 {
+			at = largest(floor, func(p *Payload) bool { return p.Ref != nil })
 		}
 		switch {
-		case largest == nil:
+		case at < 0 && floor == minOffload: // many small ones
+			floor, ends = bareReference, minPreviewChars/5
+		case at < 0:
 			return nil, fmt.Errorf("psych: %s of run %s takes %d bytes without what a BlobStore could keep: want at most %d: %w", rec.Event.Kind(), d.key, len(data), MaxRecordBytes, ErrTooLarge)
-		case largest.letGo():
-			largest.Ref.Head = firstChars(largest.Ref.Head, minPreviewChars)
-			largest.Ref.Tail = lastChars(largest.Ref.Tail, minPreviewChars)
-		case largest.Ref != nil:
-			largest.Ref.Head, largest.Ref.Tail, largest.Ref.Index = nil, nil, nil
+		case payloads[at].letGo():
+			ref := payloads[at].Ref
+			ref.Head, ref.Tail = firstChars(ref.Head, ends), lastChars(ref.Tail, ends)
+		case payloads[at].Ref != nil:
+			ref := payloads[at].Ref
+			ref.Head, ref.Tail, ref.Index = nil, nil, nil
 		default:
-			size := largest.Size
-			if err := d.offload(largest, segment(rec, at)); err != nil {
+			p := payloads[at]
+			size := p.Size
+			if err := d.offload(p, segment(rec, at)); err != nil {
 				return nil, fmt.Errorf("psych: %s of run %s takes %d bytes: %w", rec.Event.Kind(), d.key, len(data), err)
 			}
-			d.cutEnds(largest)
-			if int64(largest.frameSize()) >= size/2 {
-				largest.Ref.Head, largest.Ref.Tail, largest.Ref.Index = nil, nil, nil
+			d.cutEnds(p)
+			if int64(p.frameSize()) >= size/2 {
+				p.Ref.Head, p.Ref.Tail, p.Ref.Index = nil, nil, nil
 			}
 		}
 	}
@@ -531,8 +549,12 @@ func (d *driver) cutEnds(p *Payload) {
 }
 
 // minOffload is the least payload that a bare reference is clearly smaller
-// than, and more than the least preview of what was let go.
-const minOffload = 2*utf8.UTFMax*minPreviewChars + 1
+// than, and more than the least preview of what was let go; bareReference is
+// what a reference itself takes, about, and more than a fifth of that preview.
+const (
+	minOffload    = 2*utf8.UTFMax*minPreviewChars + 1
+	bareReference = 250
+)
 
 // segment names a payload of a record in the BlobStore, apart from any other
 // write's.

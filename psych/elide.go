@@ -56,12 +56,12 @@ func (s *state) elide(b *batch) {
 		for i := range c.parts {
 			x := &c.parts[i]
 			x.shown = s.inFull(x)
-			if small := s.asPreview(x); small > 0 && small < x.shown && !c.done.Page {
-				if x.p.Ref != nil {
-					x.elided, x.shown = true, small
-				} else {
-					candidates = append(candidates, x)
-				}
+			switch small := s.asPreview(x); {
+			case small == 0:
+			case x.p.letGo() || x.p.Ref != nil && small < x.shown:
+				x.elided, x.shown = true, small
+			case small < x.shown && !c.done.Page:
+				candidates = append(candidates, x)
 			}
 			total += x.shown
 		}
@@ -105,10 +105,10 @@ func (s *state) inFull(x *part) int {
 // none: a failure, what is binary, and where head and tail would show
 // everything.
 func (s *state) asPreview(x *part) int {
-	if x.call.done.Outcome != Succeeded || x.p.Binary || x.p.Chars <= int64(2*s.limits.PreviewChars) {
+	head, tail := s.ends(x)
+	if x.call.done.Outcome != Succeeded || x.p.Binary || x.p.Chars <= int64(head+tail) {
 		return 0
 	}
-	head, tail := s.ends(x)
 	around := s.appendGuide(s.appendLeftOut(s.appendHeader(nil, x), x), x)
 	return estimate(head + tail + utf8.RuneCount(around))
 }
@@ -213,7 +213,7 @@ func (s *state) fetch(ctx context.Context, c *call, blobs BlobStore) error {
 			continue
 		}
 		limit := x.p.Size
-		if x.elided || x.at == nil {
+		if x.elided || c.done.Outcome == Failed && !byPsych(c.done.Code) { // else all of it is shown
 			limit = int64(max(s.limits.PreviewChars, maxFailureChars) * utf8.UTFMax)
 		}
 		head, err := x.p.read(ctx, blobs, s.run, 0, limit)
@@ -300,12 +300,17 @@ func byPsych(code string) bool {
 	return code == CodeArguments || code == CodeUnknownTool || code == CodeNoBlobStore
 }
 
-// begin is p's first bytes, as far as they are at hand.
+// begin is p's first bytes, as far as they are at hand: of what was let go, all,
+// if its ends hold all.
 func (p *Payload) begin() []byte {
-	if p.Ref != nil {
-		return p.Ref.Head
+	if p.Ref == nil {
+		return p.Inline
 	}
-	return p.Inline
+	head, tail := p.Ref.Head, p.Ref.Tail
+	if rest := int(p.Chars) - utf8.RuneCount(head); p.letGo() && rest > 0 && rest <= utf8.RuneCount(tail) {
+		return slices.Concat(head, lastChars(tail, rest))
+	}
+	return head
 }
 
 func firstChars(b []byte, n int) []byte {

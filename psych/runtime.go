@@ -341,7 +341,11 @@ func (r *Runtime) checkMessage(m ClientMessage) error {
 	if len(m.Attachments) > MaxAttachments {
 		return fmt.Errorf("psych: message %q has %d attachments: want at most %d: %w", m.ID, len(m.Attachments), MaxAttachments, ErrInvalid)
 	}
+	heads := 0
 	for i, a := range m.Attachments {
+		if heads += len(a.Name) + len(a.ContentType); heads > maxNoteHeads {
+			return fmt.Errorf("psych: message %q: the names and types of its attachments take over %d bytes: %w", m.ID, maxNoteHeads, ErrTooLarge)
+		}
 		if n := utf8.RuneCountInString(a.Name); n < 1 || n > 256 || !utf8.ValidString(a.Name) {
 			return fmt.Errorf("psych: message %q: name of attachment %d is %.40q: want 1 to 256 characters of UTF-8: %w", m.ID, i+1, a.Name, ErrInvalid)
 		}
@@ -355,9 +359,12 @@ func (r *Runtime) checkMessage(m ClientMessage) error {
 	return nil
 }
 
-// maxNoteText is what of a message surely stays in its note, heads of a
-// hundred attachments beside it.
-const maxNoteText = MaxNoteBytes - 40<<10
+// maxNoteText is what of a message surely stays in its note, beside the heads of
+// a hundred attachments with their names and types.
+const (
+	maxNoteText  = MaxNoteBytes - maxNoteHeads - MaxAttachments*400
+	maxNoteHeads = 16 << 10
+)
 
 // Send posts a message to a Run and wakes it. It is idempotent by the message's
 // id: if it fails, call it again.
@@ -409,6 +416,7 @@ func (r *Runtime) fitNote(ctx context.Context, key RunKey, e *UserMessage, name 
 		if err != nil {
 			return err
 		}
+		p.Ref.Head, p.Ref.Tail, p.Ref.Index = nil, nil, nil // it is read whole
 		*payloads[at] = p
 	}
 }
