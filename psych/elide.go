@@ -182,7 +182,7 @@ func (s *state) appendPreview(b []byte, x *part) []byte {
 
 func (s *state) appendLeftOut(b []byte, x *part) []byte {
 	head, tail := s.ends(x)
-	return fmt.Appendf(b, "\n… %d characters left out …\n", x.p.Chars-int64(head+tail))
+	return fmt.Appendf(b, s.rules.leftOut, x.p.Chars-int64(head+tail))
 }
 
 func (s *state) appendGuide(b []byte, x *part) []byte {
@@ -198,7 +198,10 @@ func (s *state) appendGuide(b []byte, x *part) []byte {
 func (s *state) appendTrimmed(b []byte, x *part) []byte {
 	if name := x.call.asked.Name; name == readToolOutputDef.Name {
 		args := wireArguments(x.call.asked.Arguments.Inline)
-		return fmt.Appendf(b, "[The answer of %s was here. Read it again with %.500s]", name, args)
+		if handle, q, err := parseReadArgs(args); len(args) > 500 && err == nil {
+			args = fmt.Appendf(nil, `{"handle":%q,"offset":%d}`, handle, q.Offset)
+		}
+		return fmt.Appendf(b, "[The answer of %s was here. Read it again with %s]", name, args)
 	}
 	return s.appendPreview(b, x)
 }

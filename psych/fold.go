@@ -15,6 +15,7 @@ import (
 type state struct {
 	run      RunKey
 	limits   Limits // of the Version, with defaults; only views depend on it
+	rules    projection
 	seq      uint64
 	attempt  int64
 	admitted *RunAdmitted
@@ -104,7 +105,7 @@ type wireMark struct {
 }
 
 func newState(run RunKey, limits Limits) *state {
-	return &state{run: run, limits: limits.withDefaults(), status: StatusOpen,
+	return &state{run: run, rules: projections[projectionVersion], limits: limits.withDefaults(), status: StatusOpen,
 		wireIDs: map[string]struct{}{}, notes: map[string]struct{}{}}
 }
 

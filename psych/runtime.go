@@ -639,14 +639,15 @@ func foldPage(ctx context.Context, s *state, docs Docs, page Page, each ...func(
 			return err
 		}
 		if a, ok := rec.Event.(*RunAdmitted); ok {
-			if a.Projection != projectionVersion {
+			rules, ok := projections[a.Projection]
+			if !ok {
 				return &UnsupportedError{Run: s.run, Seq: rec.Seq, What: fmt.Sprintf("projection version %d", a.Projection)}
 			}
 			v, err := readVersion(ctx, docs, s.run.Tenant, a.Version)
 			if err != nil {
 				return err
 			}
-			s.limits = v.Spec.Limits.withDefaults()
+			s.rules, s.limits = rules, v.Spec.Limits.under(rules)
 		}
 		for _, f := range each {
 			f(s, rec)
@@ -654,7 +655,3 @@ func foldPage(ctx context.Context, s *state, docs Docs, page Page, each ...func(
 	}
 	return nil
 }
-
-// projectionVersion names the rules of views and the defaults of limits that
-// new Runs are admitted with.
-const projectionVersion = 1

@@ -107,22 +107,45 @@ const (
 	minPreviewChars       = 100
 )
 
-// withDefaults fills in what is absent. The defaults belong to version 1 of
-// the projection: a Run keeps those of the version that it was admitted with.
-func (l Limits) withDefaults() Limits {
+// A projection is the rules of views, and the defaults of limits, that a Run is
+// admitted with and keeps: what it was shown never changes its form with a
+// release. New rules are a new version; those of old ones stay.
+type projection struct {
+	defaults Limits
+	leftOut  string // the line of a preview that says how many characters are left out
+}
+
+var projections = map[int]projection{
+	1: {
+		defaults: Limits{
+			LargeResultTokens: 6000, BatchResultTokens: 12000, PreviewChars: 1000,
+			HistoryResultTokens: 1000, HistoryMinSavingTokens: 4000,
+			Turns: 100, ToolTimeoutSeconds: 60, Parallel: 8,
+		},
+		leftOut: "\n… %d characters left out …\n",
+	},
+}
+
+// projectionVersion is the version that new Runs are admitted with.
+var projectionVersion = 1
+
+// withDefaults fills in what is absent, as of the current projection.
+func (l Limits) withDefaults() Limits { return l.under(projections[projectionVersion]) }
+
+func (l Limits) under(p projection) Limits {
 	def := func(n *int, d int) {
 		if *n == 0 {
 			*n = d
 		}
 	}
-	def(&l.LargeResultTokens, 6000)
-	def(&l.BatchResultTokens, 12000)
-	def(&l.PreviewChars, 1000)
-	def(&l.HistoryResultTokens, 1000)
-	def(&l.HistoryMinSavingTokens, 4000)
-	def(&l.Turns, 100)
-	def(&l.ToolTimeoutSeconds, 60)
-	def(&l.Parallel, 8)
+	def(&l.LargeResultTokens, p.defaults.LargeResultTokens)
+	def(&l.BatchResultTokens, p.defaults.BatchResultTokens)
+	def(&l.PreviewChars, p.defaults.PreviewChars)
+	def(&l.HistoryResultTokens, p.defaults.HistoryResultTokens)
+	def(&l.HistoryMinSavingTokens, p.defaults.HistoryMinSavingTokens)
+	def(&l.Turns, p.defaults.Turns)
+	def(&l.ToolTimeoutSeconds, p.defaults.ToolTimeoutSeconds)
+	def(&l.Parallel, p.defaults.Parallel)
 	return l
 }
 
