@@ -191,8 +191,9 @@ func Workloads() []Workload {
 }
 
 // BenchmarkStore measures the [Workloads] on the Store that open returns: what
-// one Run costs in requests, units and bytes, beside the time. open is called
-// once a workload, and count is as for [Workload.Measure]; nil counts nothing.
+// one Run costs in requests, of all operations and of each, units and bytes,
+// beside the time. open is called once a workload, and count is as for
+// [Workload.Measure]; nil counts nothing.
 func BenchmarkStore(b *testing.B, open func(b *testing.B) (s psych.Store, blobs psych.BlobStore, count func() Usage)) {
 	for _, w := range Workloads() {
 		b.Run(fmt.Sprintf("turns=%d/result=%d", w.Turns, w.ResultBytes), func(b *testing.B) {
@@ -215,6 +216,9 @@ func BenchmarkStore(b *testing.B, open func(b *testing.B) (s psych.Store, blobs 
 				if total > 0 {
 					b.ReportMetric(total/n, unit)
 				}
+			}
+			for op, k := range sum.Requests {
+				b.ReportMetric(float64(k)/n, op+"/run")
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/aws/aws-lambda-go/events"
 
@@ -15,7 +16,10 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
-type panicking struct{ psych.Store }
+type panicking struct {
+	psych.Store
+	denied *string // the Run whose Claim is denied
+}
 
 func (p panicking) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, error) {
 	if key.RunID == strings.Repeat("f", 32) {
@@ -24,12 +28,20 @@ func (p panicking) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo,
 	return p.Store.GetRun(ctx, key)
 }
 
+func (p panicking) Claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
+	if key.RunID == *p.denied {
+		return psych.Lease{}, fmt.Errorf("denied")
+	}
+	return p.Store.Claim(ctx, key, owner, token, now, ttl)
+}
+
 func TestTurn(t *testing.T) {
 	s, err := script.Parse([]byte("steps: [{text: done}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rt, err := psych.New(panicking{memory.New(nil)}, &psych.Options{Models: psych.OneModel(script.New(s, nil))})
+	denied := ""
+	rt, err := psych.New(panicking{memory.New(nil), &denied}, &psych.Options{Models: psych.OneModel(script.New(s, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,6 +54,11 @@ func TestTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	other, err := rt.Start(ctx, psych.Scope{Tenant: "t"}, v.Hash, psych.ClientMessage{Text: "hi"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied = other.RunID
 	t.Setenv("AWS_LAMBDA_FUNCTION_TIMEOUT", "60") // as an emulator without deadlines has it
 	good, err := json.Marshal(key)
 	if err != nil {
@@ -55,10 +72,11 @@ func TestTurn(t *testing.T) {
 		"field":  fmt.Sprintf(`{"tenant":"t","run_id":%q,"x":1}`, key.RunID),
 		"twice":  string(good) + string(good),
 		"tenant": fmt.Sprintf(`{"run_id":%q}`, key.RunID),
+		"denied": fmt.Sprintf(`{"tenant":"t","run_id":%q}`, denied),
 		"panic":  fmt.Sprintf(`{"tenant":"t","run_id":%q}`, strings.Repeat("f", 32)),
 	}
 	var e events.SQSEvent
-	for _, id := range []string{"good", "again", "gone", "empty", "text", "field", "twice", "tenant", "panic"} {
+	for _, id := range []string{"good", "again", "gone", "empty", "text", "field", "twice", "tenant", "denied", "panic"} {
 		e.Records = append(e.Records, events.SQSMessage{MessageId: id, Body: bodies[id]})
 	}
 	resp, err := lambda.Turn(rt, nil)(ctx, e)
@@ -69,7 +87,7 @@ func TestTurn(t *testing.T) {
 	for _, f := range resp.BatchItemFailures {
 		failed = append(failed, f.ItemIdentifier)
 	}
-	if got, want := strings.Join(failed, " "), "empty text field twice tenant panic"; got != want {
+	if got, want := strings.Join(failed, " "), "empty text field twice tenant denied panic"; got != want {
 		t.Errorf("failed %q, want %q", got, want)
 	}
 	if rep, err := rt.Report(ctx, key); err != nil || rep.Status != psych.StatusCompleted || rep.Attempts != 1 {

@@ -9,7 +9,7 @@ import (
 
 // DeleteRun implements [psych.Runs].
 func (s *Store) DeleteRun(ctx context.Context, key psych.RunKey, now time.Time) error {
-	err := check(ctx, key)
+	err := s.check(ctx, key)
 	if err == nil {
 		it := keyOf(runPart(key), headerKey)
 		it["v"] = num(formatVersion)
@@ -46,7 +46,7 @@ func (s *Store) deleteLog(ctx context.Context, key psych.RunKey) error {
 // by which the table's TTL removes it. Where the table has none it stays, and is
 // as good as none for CreateRun.
 func (s *Store) PurgeRun(ctx context.Context, key psych.RunKey, now time.Time) error {
-	err := check(ctx, key)
+	err := s.check(ctx, key)
 	if err == nil {
 		err = s.purge(ctx, key, now)
 	}

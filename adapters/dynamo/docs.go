@@ -31,7 +31,7 @@ func (s *Store) PutDoc(ctx context.Context, tenant string, d psych.Digest, data 
 }
 
 func (s *Store) putDoc(ctx context.Context, tenant string, d psych.Digest, data []byte) error {
-	if err := checkTenant(ctx, tenant); err != nil {
+	if err := s.checkTenant(ctx, tenant); err != nil {
 		return err
 	}
 	if sum := psych.Digest(sha256.Sum256(data)); sum != d {
@@ -84,7 +84,7 @@ func (s *Store) GetDoc(ctx context.Context, tenant string, d psych.Digest) ([]by
 }
 
 func (s *Store) getDoc(ctx context.Context, tenant string, d psych.Digest) ([]byte, error) {
-	if err := checkTenant(ctx, tenant); err != nil {
+	if err := s.checkTenant(ctx, tenant); err != nil {
 		return nil, err
 	}
 	var bytes []byte

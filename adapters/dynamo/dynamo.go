@@ -48,12 +48,19 @@ type Options struct{}
 type Store struct {
 	client *dynamodb.Client
 	table  string
+
+	invalid error // what is wrong with the name of the table
 }
 
-// New returns a Store on a table, which [Store.Init] creates. It does no IO. o
-// may be nil.
+// New returns a Store on a table, by its name or ARN, which [Store.Init]
+// creates. It does no IO. With what can't be a name every method fails with
+// [psych.ErrInvalid]. o may be nil.
 func New(client *dynamodb.Client, table string, o *Options) *Store {
-	return &Store{client: client, table: table}
+	s := &Store{client: client, table: table}
+	if !tableName.MatchString(table) && !(strings.HasPrefix(table, "arn:") && len(table) <= 1024) {
+		s.invalid = fmt.Errorf("table %.200q: want 3 to 255 of a-z, A-Z, 0-9, _, . and -, or an ARN: %w", table, psych.ErrInvalid)
+	}
+	return s
 }
 
 // Attributes of keys and the sort keys that are not built of parts. Sort keys
@@ -84,17 +91,25 @@ func parseRunPart(p string) (psych.RunKey, bool) {
 	return key, key.Check() == nil
 }
 
-// check is what every method that takes a key does first.
-func check(ctx context.Context, key psych.RunKey) error {
+// usable is what the methods without a key or tenant do first.
+func (s *Store) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return s.invalid
+}
+
+// check is what every method that takes a key does first.
+func (s *Store) check(ctx context.Context, key psych.RunKey) error {
+	if err := s.usable(ctx); err != nil {
 		return err
 	}
 	return key.Check()
 }
 
 // checkTenant is check for the methods that take a tenant.
-func checkTenant(ctx context.Context, tenant string) error {
-	if err := ctx.Err(); err != nil {
+func (s *Store) checkTenant(ctx context.Context, tenant string) error {
+	if err := s.usable(ctx); err != nil {
 		return err
 	}
 	return psych.CheckTenant(tenant)

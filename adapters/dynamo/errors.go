@@ -31,6 +31,8 @@ func (s *Store) classify(ctx context.Context, err error) error {
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w: %w", psych.ErrUnavailable, ctx.Err(), err)
+	case credentialsFrom(err) == "ec2imds", credentialsFrom(err) != "" && !retryable.IsErrorRetryable(err).Bool():
+		return fmt.Errorf("no AWS credentials: set AWS_PROFILE, AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, or give the machine a role: %w", err)
 	case retryable.IsErrorRetryable(err).Bool(), errors.Is(err, io.ErrUnexpectedEOF): // cut on its way
 		return fmt.Errorf("%w: %w", psych.ErrUnavailable, err)
 	case errors.As(err, &missing):
@@ -48,6 +50,16 @@ func (s *Store) classify(ctx context.Context, err error) error {
 		}
 	}
 	return err
+}
+
+// credentialsFrom returns the service that was asked for credentials, if that
+// is what failed.
+func credentialsFrom(err error) string {
+	var outer, inner *smithy.OperationError
+	if errors.As(err, &outer) && errors.As(outer.Err, &inner) {
+		return inner.Service()
+	}
+	return ""
 }
 
 // errCondition says that the condition of a write did not hold.

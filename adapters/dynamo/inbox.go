@@ -66,7 +66,7 @@ func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due ti
 }
 
 func (s *Store) post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
-	err := errors.Join(check(ctx, key), n.Check())
+	err := errors.Join(s.check(ctx, key), n.Check())
 	if due.IsZero() {
 		err = errors.Join(err, fmt.Errorf("note %q: due is zero: want a time: %w", n.ID, psych.ErrInvalid))
 	}
@@ -144,7 +144,7 @@ func (s *Store) Pending(ctx context.Context, key psych.RunKey) ([]psych.Note, er
 }
 
 func (s *Store) pending(ctx context.Context, key psych.RunKey) ([]psych.Note, error) {
-	if err := check(ctx, key); err != nil {
+	if err := s.check(ctx, key); err != nil {
 		return nil, err
 	}
 	_, items, err := s.inbox(ctx, key, 0, "")
@@ -171,7 +171,7 @@ func (s *Store) pending(ctx context.Context, key psych.RunKey) ([]psych.Note, er
 
 // Settle implements [psych.Runs].
 func (s *Store) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note) error {
-	err := check(ctx, key)
+	err := s.check(ctx, key)
 	if err == nil {
 		seen := make(map[string]bool, len(notes))
 		var keys []item

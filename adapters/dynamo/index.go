@@ -127,7 +127,7 @@ func (s *Store) Due(ctx context.Context, now time.Time, cursor string, limit int
 }
 
 func (s *Store) dueRuns(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RunKey, string, error) {
-	if err := ctx.Err(); err != nil {
+	if err := s.usable(ctx); err != nil {
 		return nil, "", err
 	}
 	if err := psych.CheckLimit(limit); err != nil {
@@ -170,7 +170,7 @@ func (s *Store) ListRuns(ctx context.Context, tenant, cursor string, limit int) 
 }
 
 func (s *Store) listRuns(ctx context.Context, tenant, cursor string, limit int) ([]psych.RunInfo, string, error) {
-	if err := checkTenant(ctx, tenant); err != nil {
+	if err := s.checkTenant(ctx, tenant); err != nil {
 		return nil, "", err
 	}
 	if err := psych.CheckLimit(limit); err != nil {

@@ -195,7 +195,7 @@ func (s *Store) Append(ctx context.Context, key psych.RunKey, after psych.Pos, b
 }
 
 func (s *Store) append(ctx context.Context, key psych.RunKey, after psych.Pos, b psych.Batch) (psych.Pos, error) {
-	if err := errors.Join(check(ctx, key), b.Check(after), checkPos(after)); err != nil {
+	if err := errors.Join(s.check(ctx, key), b.Check(after), checkPos(after)); err != nil {
 		return psych.Pos{}, err
 	}
 	if after.Seq > 0 && after.Mark == "" {
@@ -265,7 +265,7 @@ func (s *Store) Read(ctx context.Context, key psych.RunKey, after psych.Pos, lim
 }
 
 func (s *Store) read(ctx context.Context, key psych.RunKey, after psych.Pos, limit int) (psych.Page, error) {
-	if err := errors.Join(check(ctx, key), checkPos(after)); err != nil {
+	if err := errors.Join(s.check(ctx, key), checkPos(after)); err != nil {
 		return psych.Page{}, err
 	}
 	if limit < 1 {
@@ -380,7 +380,7 @@ func (r *reader) stop(err error) (bool, error) {
 
 // Head implements [psych.Log].
 func (s *Store) Head(ctx context.Context, key psych.RunKey) (psych.Pos, error) {
-	err := check(ctx, key)
+	err := s.check(ctx, key)
 	if err == nil {
 		_, err = s.header(ctx, key)
 	}

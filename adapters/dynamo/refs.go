@@ -36,7 +36,7 @@ func decodeRef(it item) (psych.Ref, error) {
 
 // GetRefs implements [psych.Refs].
 func (s *Store) GetRefs(ctx context.Context, tenant string, names []string) (map[string]psych.Ref, error) {
-	err := checkTenant(ctx, tenant)
+	err := s.checkTenant(ctx, tenant)
 	keys := make([]item, 0, len(names))
 	for _, name := range names {
 		err = errors.Join(err, psych.RefKey{Tenant: tenant, Name: name}.Check())
@@ -65,7 +65,7 @@ func (s *Store) SwapRef(ctx context.Context, tenant, name string, old, next psyc
 }
 
 func (s *Store) swapRef(ctx context.Context, key psych.RefKey, old, next psych.Ref) error {
-	if err := errors.Join(ctx.Err(), key.Check(), next.CheckSwap(old)); err != nil {
+	if err := errors.Join(s.usable(ctx), key.Check(), next.CheckSwap(old)); err != nil {
 		return err
 	}
 	it := keyOf(refPart(key.Tenant), key.Name)
@@ -111,7 +111,7 @@ func (s *Store) DueRefs(ctx context.Context, now time.Time, cursor string, limit
 }
 
 func (s *Store) dueRefs(ctx context.Context, now time.Time, cursor string, limit int) ([]psych.RefKey, string, error) {
-	if err := ctx.Err(); err != nil {
+	if err := s.usable(ctx); err != nil {
 		return nil, "", err
 	}
 	if err := psych.CheckLimit(limit); err != nil {

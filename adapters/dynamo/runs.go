@@ -159,7 +159,7 @@ func (s *Store) CreateRun(ctx context.Context, info psych.RunInfo) (psych.RunInf
 }
 
 func (s *Store) createRun(ctx context.Context, info psych.RunInfo) (psych.RunInfo, bool, error) {
-	if err := check(ctx, info.Key); err != nil {
+	if err := s.check(ctx, info.Key); err != nil {
 		return psych.RunInfo{}, false, err
 	}
 	it, err := encodeHeader(info)
@@ -189,7 +189,7 @@ func (s *Store) createRun(ctx context.Context, info psych.RunInfo) (psych.RunInf
 
 // GetRun implements [psych.Runs].
 func (s *Store) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, error) {
-	err := check(ctx, key)
+	err := s.check(ctx, key)
 	var h *header
 	if err == nil {
 		h, err = s.header(ctx, key)
@@ -210,7 +210,7 @@ func (s *Store) Claim(ctx context.Context, key psych.RunKey, owner, token string
 }
 
 func (s *Store) claim(ctx context.Context, key psych.RunKey, owner, token string, now time.Time, ttl time.Duration) (psych.Lease, error) {
-	if err := errors.Join(check(ctx, key), psych.CheckClaim(owner, token, ttl)); err != nil {
+	if err := errors.Join(s.check(ctx, key), psych.CheckClaim(owner, token, ttl)); err != nil {
 		return psych.Lease{}, err
 	}
 	until := micro(now.Add(ttl))
@@ -253,7 +253,7 @@ func (s *Store) Renew(ctx context.Context, l psych.Lease, now time.Time, ttl tim
 }
 
 func (s *Store) renew(ctx context.Context, l psych.Lease, now time.Time, ttl time.Duration) (psych.Lease, error) {
-	if err := errors.Join(check(ctx, l.Key), psych.CheckTTL(ttl)); err != nil {
+	if err := errors.Join(s.check(ctx, l.Key), psych.CheckTTL(ttl)); err != nil {
 		return psych.Lease{}, err
 	}
 	until := micro(now.Add(ttl))
@@ -298,7 +298,7 @@ func (s *Store) Release(ctx context.Context, l psych.Lease, dueAt time.Time, sta
 }
 
 func (s *Store) release(ctx context.Context, l psych.Lease, dueAt time.Time, status string) error {
-	if err := check(ctx, l.Key); err != nil {
+	if err := s.check(ctx, l.Key); err != nil {
 		return err
 	}
 	expires := l.Info.ExpiresAt
@@ -353,7 +353,7 @@ func (s *Store) Defer(ctx context.Context, info psych.RunInfo, now, to time.Time
 }
 
 func (s *Store) deferTo(ctx context.Context, info psych.RunInfo, now, to time.Time) error {
-	if err := check(ctx, info.Key); err != nil {
+	if err := s.check(ctx, info.Key); err != nil {
 		return err
 	}
 	if !to.After(now) {

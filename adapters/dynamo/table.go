@@ -60,13 +60,13 @@ func keySchema(hash, sort string) []types.KeySchemaElement {
 // are others, that is an error which says so.
 func (s *Store) Init(ctx context.Context) (notes []string, err error) {
 	if notes, err = s.init(ctx); err != nil {
-		return notes, fmt.Errorf("dynamo: init table %q: %w", s.table, err)
+		return notes, fmt.Errorf("dynamo: init table %.200q: %w", s.table, err)
 	}
 	return notes, nil
 }
 
 func (s *Store) init(ctx context.Context) (notes []string, err error) {
-	if err := ctx.Err(); err != nil {
+	if err := s.usable(ctx); err != nil {
 		return nil, err
 	}
 	var exists *types.ResourceInUseException

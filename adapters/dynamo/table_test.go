@@ -226,6 +226,40 @@ func TestHangs(t *testing.T) {
 	}
 }
 
+// What can't be the name of a table is refused before anything is sent.
+func TestTableName(t *testing.T) {
+	c := client(endpoint.Endpoint{URL: "http://127.0.0.1:1"}, quick)
+	for _, name := range []string{"", strings.Repeat("t", 2048), "a/b", "ab"} {
+		s := dynamo.New(c, name, nil)
+		calls := every(s)
+		calls["Init"] = func(ctx context.Context) error { _, err := s.Init(ctx); return err }
+		calls["DueRefs"] = func(ctx context.Context) error { _, _, err := s.DueRefs(ctx, now, "", 1); return err }
+		calls["SwapRef"] = func(ctx context.Context) error {
+			return s.SwapRef(ctx, "t", "a", psych.Ref{}, psych.Ref{Seq: 1})
+		}
+		calls["Post"] = func(ctx context.Context) error { return s.Post(ctx, key, psych.Note{ID: "n", Kind: psych.KindUserMessage, Time: now}, now) }
+		for method, call := range calls {
+			if err := call(t.Context()); !errors.Is(err, psych.ErrInvalid) || !strings.Contains(err.Error(), "want 3 to 255") {
+				t.Errorf("%.20q: %s: got %v, want ErrInvalid that says what a name is", name, method, err)
+			}
+		}
+	}
+	s := dynamo.New(c, "arn:aws:dynamodb:eu-central-1:123456789012:table/psych", nil)
+	if _, err := s.GetRun(t.Context(), key); errors.Is(err, psych.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// Without credentials the error says where they come from.
+func TestAnswersWithoutCredentials(t *testing.T) {
+	none := &smithy.OperationError{ServiceID: "ec2imds", OperationName: "GetMetadata", Err: errors.New("no role")}
+	c := client(endpoint.Endpoint{URL: "http://127.0.0.1:1"}, quick, func(o *dynamodb.Options) {
+		o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return aws.Credentials{}, none })
+	})
+	_, err := dynamo.New(c, "table", nil).GetRun(t.Context(), key)
+	says(t, "GetRun", err, "no AWS credentials: set AWS_PROFILE", false)
+}
+
 func TestURL(t *testing.T) {
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_DYNAMODB"} {
 		t.Setenv(name, "")

@@ -52,6 +52,7 @@ func open(ctx context.Context, u *url.URL) (*Store, error) {
 	client := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.IdleConnTimeout = 30 * time.Second
 		t.MaxIdleConnsPerHost = 100
+		t.ResponseHeaderTimeout = 10 * time.Second // an endpoint that is silent is tried again
 	})
 	options := []func(*config.LoadOptions) error{config.WithHTTPClient(client)}
 	region, hasRegion := params["region"]

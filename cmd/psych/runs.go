@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -126,7 +128,8 @@ func (p *program) deleteCommand() *cobra.Command {
 		Short: "Deletes a Run with everything that it stored",
 		Long: `Deletes the Run with the id RUN, or the one whose id begins so: its log, its inbox
 and its blobs. A tombstone stays for 30 days at the least. A worker that drives it
-fails at its next write. With a whole id it may be repeated if it failed.`,
+fails at its next write. With a whole id it may be repeated if it failed. A Run that
+stored outputs in a blob store is deleted only with that blob store at hand.`,
 		Args: arguments(1, "RUN"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return p.deleteRun(c.Context(), &f, args[0])
@@ -150,9 +153,59 @@ func (p *program) deleteRun(ctx context.Context, f *storeFlags, id string) error
 		}
 		key = info.Key
 	}
+	if err := s.reachesBlobs(ctx, key); err != nil {
+		return err
+	}
 	if err := s.rt.Delete(ctx, key); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(p.stdout, "run %s: deleted\n", key.RunID)
 	return err
+}
+
+// reachesBlobs refuses to delete a Run whose blobs the session can't delete:
+// without the Run nothing would lead to them.
+func (s *session) reachesBlobs(ctx context.Context, key psych.RunKey) error {
+	if s.blobs != nil {
+		return nil
+	}
+	for r, err := range s.rt.Records(ctx, key, psych.Pos{}) {
+		if errors.Is(err, psych.ErrNotFound) {
+			return nil // deleted before; what is left of it goes
+		}
+		if err != nil {
+			return fmt.Errorf("look for blobs of run %s: %w", key.RunID, err)
+		}
+		if slices.ContainsFunc(payloads(r.Event), func(p *psych.Payload) bool { return p != nil && p.Ref != nil && p.Ref.CallID != "" }) {
+			return use("run %s stored outputs in a blob store: give --blob URL", key.RunID)
+		}
+	}
+	return nil
+}
+
+// payloads are those of an event that may lie in a blob store; some are nil.
+func payloads(e psych.Event) (all []*psych.Payload) {
+	attached := func(as []psych.Attachment) {
+		for i := range as {
+			all = append(all, &as[i].Output)
+		}
+	}
+	switch e := e.(type) {
+	case *psych.UserMessage:
+		all = append(all, &e.Text)
+		attached(e.Attachments)
+	case *psych.ModelCallStarted:
+		all = append(all, e.Memory)
+	case *psych.ModelCallFinished:
+		for _, b := range e.Blocks {
+			all = append(all, b.Text, b.Provider)
+			if b.Call != nil {
+				all = append(all, &b.Call.Arguments)
+			}
+		}
+	case *psych.ToolCallFinished:
+		all = append(all, &e.Result)
+		attached(e.Attachments)
+	}
+	return all
 }
