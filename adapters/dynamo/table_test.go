@@ -237,7 +237,9 @@ func TestTableName(t *testing.T) {
 		calls["SwapRef"] = func(ctx context.Context) error {
 			return s.SwapRef(ctx, "t", "a", psych.Ref{}, psych.Ref{Seq: 1})
 		}
-		calls["Post"] = func(ctx context.Context) error { return s.Post(ctx, key, psych.Note{ID: "n", Kind: psych.KindUserMessage, Time: now}, now) }
+		calls["Post"] = func(ctx context.Context) error {
+			return s.Post(ctx, key, psych.Note{ID: "n", Kind: psych.KindUserMessage, Time: now}, now)
+		}
 		for method, call := range calls {
 			if err := call(t.Context()); !errors.Is(err, psych.ErrInvalid) || !strings.Contains(err.Error(), "want 3 to 255") {
 				t.Errorf("%.20q: %s: got %v, want ErrInvalid that says what a name is", name, method, err)
