@@ -67,7 +67,7 @@ func (*connectionReset) ConnectionError() bool { return true }
 
 func quick(o *dynamodb.Options) {
 	o.Retryer = retry.NewStandard(func(o *retry.StandardOptions) {
-		o.MaxAttempts, o.MaxBackoff, o.RateLimiter = 10, time.Millisecond, ratelimit.None
+		o.MaxAttempts, o.MaxBackoff, o.RateLimiter = 40, time.Millisecond, ratelimit.None
 	})
 }
 
