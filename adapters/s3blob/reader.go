@@ -20,8 +20,12 @@ type reader struct {
 }
 
 func (r *reader) Read(p []byte) (int, error) {
-	if r.err == nil && r.left == 0 {
+	switch {
+	case r.err != nil:
+	case r.left == 0:
 		r.err = io.EOF
+	case r.ctx.Err() != nil: // what the connection holds already would hide it
+		r.err = r.s.fail(r.ctx, "read", r.key, r.ctx.Err())
 	}
 	if r.err != nil || len(p) == 0 {
 		return 0, r.err
