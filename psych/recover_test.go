@@ -189,9 +189,9 @@ func TestDeafToolStrandsNothing(t *testing.T) {
 	deaf := psych.NewTool("deaf", "", func(context.Context, *psych.Call, struct{}) (string, error) { <-stop; return "", nil }, nil)
 	h := newHarness(t, "steps: [{calls: [{name: echo, arguments: {text: quick}}, {name: deaf}]}, {text: done}]", echo, deaf)
 	key := h.start("go")
-	ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 2300*time.Millisecond)
 	defer cancel()
-	out, err := h.rt.Drive(ctx, key, &psych.DriveOptions{Margin: 500 * time.Millisecond, Floor: time.Millisecond})
+	out, err := h.rt.Drive(ctx, key, &psych.DriveOptions{Margin: 2 * time.Second, Floor: time.Millisecond})
 	if out != psych.Yielded || err != nil {
 		t.Errorf("%v, %v", out, err)
 	}
