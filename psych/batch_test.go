@@ -341,11 +341,14 @@ func TestBlobStoreFailsOnce(t *testing.T) {
 // exchange, and the model is told; other failures, and one success between
 // them, keep it.
 func TestFailureStreak(t *testing.T) {
+	var mu sync.Mutex
 	var ran []string
 	flaky := psych.NewTool("flaky", "", func(_ context.Context, _ *psych.Call, in struct {
 		How string `json:"how"`
 	}) (string, error) {
+		mu.Lock()
 		ran = append(ran, in.How)
+		mu.Unlock()
 		if in.How == "" {
 			return "fine", nil
 		}
