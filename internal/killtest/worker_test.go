@@ -395,5 +395,6 @@ func later(ctx context.Context, w *worker) error {
 func remove(ctx context.Context, w *worker) error { return w.rt.Delete(ctx, w.key()) }
 
 func abort(ctx context.Context, w *worker) error {
+	time.Sleep(300 * time.Millisecond) // so that the quick call beside the hanging one has ended
 	return w.rt.Abort(ctx, w.key(), psych.AbortRequest{ID: "abort", Reason: "enough"})
 }
