@@ -91,9 +91,10 @@ func TestLostAnswers(t *testing.T) {
 				port, _ := open(t.Context())
 				return &contracttest.Fixture[psych.Store]{Port: port, Open: open, Reopen: open}
 			}, &contracttest.Options{Only: ruleNames(func(r contracttest.Rule[psych.Store]) bool {
-				// Of concurrent workers, which share the count of answers, one may lose all its tries.
-				// One header of CreateRunReadBack has no incarnation to know itself by.
-				return r.Name != "Concurrency" && r.Name != "CreateRunReadBack"
+				if name == "ministack" && r.Name == "Concurrency" {
+					return false // it resets connections of its own under that load
+				}
+				return r.Name != "CreateRunReadBack" // one of its headers has no incarnation to know itself by
 			})})
 			if l.lost.Load() < 100 {
 				t.Errorf("%d answers were lost, want hundreds: the test shows nothing", l.lost.Load())
