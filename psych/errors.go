@@ -27,6 +27,8 @@ var (
 	ErrInvalid      = errors.New("psych: invalid argument")    // malformed key, cursor, gap in a batch
 	ErrAccessDenied = errors.New("psych: access denied")       // what a foreign handle matches
 	ErrNoBlobStore  = errors.New("psych: blob_store_required") // a payload needs a BlobStore and there is none
+	ErrUnauthorized = errors.New("psych: unauthorized")        // a server refused the credential
+	ErrSessionLost  = errors.New("psych: session lost")        // a server forgot the session, or it broke before the request was sent
 
 	// The outcome is unknown or the backend is briefly unable: repeat later.
 

@@ -49,7 +49,17 @@ type Call struct {
 	IdempotencyKey string       // the same when a call is run again
 	Log            *slog.Logger // never nil in a tool
 
-	outputs *callOutputs
+	outputs  *callOutputs
+	progress func()
+}
+
+// Progress says that the call is alive and goes on: its time is counted anew
+// from now, up to ten times that time in all. It may be called concurrently,
+// and outside of a Run, where it does nothing.
+func (c *Call) Progress() {
+	if c.progress != nil {
+		c.progress()
+	}
 }
 
 // A Result is what a tool returns when a string or a JSON value will not do.
