@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -24,10 +25,14 @@ type toolEnd struct {
 type job struct {
 	call *call
 	tool *Tool
+	name string // of a server's tool, on the wire, where it was asked for through another
+	safe bool   // of a server's tool: its hints say that it may be run again
 	args json.RawMessage
 	read *Payload // of read_tool_output: the output that is asked for
 	from string   // its handle
 	q    OutputQuery
+
+	progress func() // the call is alive, and its time is counted anew
 }
 
 // runTools brings the open batch to its end: calls begin as slots come free,
@@ -35,6 +40,11 @@ type job struct {
 // model call.
 func (d *driver) runTools() error {
 	b := d.state.batch
+	if err := d.resolveTools(); errors.Is(err, errAborted) {
+		return d.abortBatch(b, nil)
+	} else if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(d.ctx)
 	defer cancel(nil)
 	in := make(chan event, len(b.calls)) // nobody is blocked who is left behind
@@ -120,7 +130,7 @@ func (d *driver) begins(b *batch, running map[*call]bool, jobs map[*call]*job) (
 		if busy >= d.state.limits.Parallel || busy > 0 && j.tool.opts.Sequential {
 			break
 		}
-		if err := d.emit(&ToolCallStarted{Call: c.id}); err != nil {
+		if err := d.emit(&ToolCallStarted{Call: c.id, Tool: j.name, Safe: j.safe}); err != nil {
 			return nil, err
 		}
 		begun = append(begun, j)
@@ -163,27 +173,30 @@ func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
 	if !endOf(b.stop).run {
 		return fail(CodeCut, fmt.Sprintf("This call was not run, since the answer that asked for it did not end as it should (%s). Ask for it again, with shorter arguments if they were cut.", b.stop))
 	}
-	j := &job{call: c, tool: d.tool(c.asked.Name)}
-	if j.tool == nil {
-		known := make([]string, 0, len(d.version.CodeTools)+1)
-		for _, def := range surface(d.version) {
-			if def.Name == c.asked.Name {
-				return fail(CodeUnknownTool, fmt.Sprintf("The tool %q is not available on this worker.", c.asked.Name))
-			}
-			known = append(known, def.Name)
-		}
-		return fail(CodeUnknownTool, unknownToolMessage(c.asked.Name, known))
-	}
-	if slices.Contains(d.state.exchange.withheld, c.asked.Name) {
-		return fail(CodeWithheld, fmt.Sprintf("%s failed the same way %d times in a row, and is withheld until the user's next message. Go on without it.", c.asked.Name, maxSameFailure))
-	}
 	args, err := c.asked.Arguments.load(d.store, d.rt.o.Blobs, d.key)
 	if err != nil {
 		return nil, failure(c.id, "", fmt.Errorf("the arguments of this call can't be read: %w", err))
 	}
+	to, err := d.reach(c.asked.Name, args)
+	if err != nil {
+		return nil, failure(c.id, codeOf(err), err)
+	}
+	j := &job{call: c, tool: to.tool, safe: to.remote && to.tool.idempotent()}
+	name := c.asked.Name
+	if to.name != "" && to.name != name {
+		j.name, name = to.name, to.name
+	}
+	refuse := func(code, text string) (*job, *ToolCallFinished) {
+		_, e := fail(code, text)
+		e.Tool = j.name
+		return nil, e
+	}
+	if slices.Contains(d.state.exchange.withheld, name) {
+		return refuse(CodeWithheld, fmt.Sprintf("%s failed the same way %d times in a row, and is withheld until the user's next message. Go on without it.", name, maxSameFailure))
+	}
 	if j.tool != readTool {
-		if j.args, err = j.tool.prepare(args); err != nil {
-			return fail(CodeArguments, err.Error())
+		if j.args, err = j.tool.prepare(to.args); err != nil {
+			return refuse(CodeArguments, err.Error())
 		}
 		return j, nil
 	}
@@ -199,6 +212,30 @@ func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
 	return j, nil
 }
 
+// codeOf is the code of a failure that Psych wrote for the model.
+func codeOf(err error) string {
+	var arguments *argumentsError
+	var reach *reachError
+	switch {
+	case errors.As(err, &arguments):
+		return CodeArguments
+	case errors.As(err, &reach):
+		return reach.code
+	}
+	return ""
+}
+
+// resolveTools makes the toolset of a batch whose turn another attempt began.
+func (d *driver) resolveTools() (err error) {
+	if len(d.version.Spec.Connections) == 0 || d.set != nil {
+		return nil
+	}
+	if d.opened, err = d.rt.openingAt(d.store, d.key.Tenant, d.state.opening); err != nil {
+		return err
+	}
+	return d.resolve(false)
+}
+
 var errToolTimeout = errors.New("psych: the tool exceeded its time")
 
 // work runs a job within its time. A tool that does not heed its context is
@@ -208,8 +245,9 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 	if timeout <= 0 {
 		timeout = time.Duration(d.state.limits.ToolTimeoutSeconds) * time.Second
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errToolTimeout)
-	defer cancel()
+	ctx, alive := newAlive(ctx, timeout)
+	defer alive.end()
+	j.progress = alive.progress
 	began := time.Now()
 	done := make(chan *ToolCallFinished, 1)
 	outs := &callOutputs{ctx: d.store, d: d, call: j.call.id}
@@ -256,6 +294,67 @@ func (d *driver) work(ctx context.Context, j *job) *toolEnd {
 	return end
 }
 
+// An alive context ends when its time is over, which progress extends: each
+// counts it anew, up to maxProgress times in all.
+type alive struct {
+	context.Context
+	cancel context.CancelCauseFunc
+	time   time.Duration
+	last   time.Time // when it ends at the latest
+
+	mu    sync.Mutex
+	at    time.Time // when it ends
+	timer *time.Timer
+}
+
+const maxProgress = 10
+
+func newAlive(parent context.Context, d time.Duration) (context.Context, *alive) {
+	a := &alive{time: d}
+	a.Context, a.cancel = context.WithCancelCause(parent)
+	now := time.Now()
+	a.at, a.last = now.Add(d), now.Add(maxProgress*d)
+	a.timer = time.AfterFunc(d, func() { a.cancel(errToolTimeout) })
+	return a, a
+}
+
+func (a *alive) progress() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := time.Now().Add(a.time)
+	if at.After(a.last) {
+		at = a.last
+	}
+	if at.After(a.at) && a.timer.Stop() {
+		a.at = at
+		a.timer.Reset(time.Until(at))
+	}
+}
+
+func (a *alive) end() {
+	a.timer.Stop()
+	a.cancel(nil)
+}
+
+// Deadline implements context.Context.
+func (a *alive) Deadline() (time.Time, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if outer, ok := a.Context.Deadline(); ok && outer.Before(a.at) {
+		return outer, true
+	}
+	return a.at, true
+}
+
+// Err implements context.Context.
+func (a *alive) Err() error {
+	err := a.Context.Err()
+	if err != nil && context.Cause(a.Context) == errToolTimeout {
+		return context.DeadlineExceeded
+	}
+	return err
+}
+
 // attach adds what a call attached to its result, however it ended. What was
 // to be kept and could not be makes it a failure.
 func (d *driver) attach(ctx context.Context, end *toolEnd, outs *callOutputs) {
@@ -283,15 +382,19 @@ func (d *driver) invoke(ctx context.Context, j *job, outs *callOutputs) *ToolCal
 	id := j.call.id
 	res, err := d.result(ctx, j, outs)
 	var panicked *panicError
-	var arguments *argumentsError
+	var broken *brokenCall
 	switch {
 	case errors.As(err, &panicked):
 		d.log.ErrorContext(ctx, "a tool panicked", "tool", j.call.asked.Name, "call", id, "stack", string(panicked.stack))
 		return failure(id, CodePanic, err)
-	case errors.As(err, &arguments), j.read != nil && errors.Is(err, ErrInvalid):
+	case j.read != nil && errors.Is(err, ErrInvalid):
 		return failure(id, CodeArguments, err)
+	case errors.As(err, &broken) && !j.tool.idempotent():
+		e := failure(id, "", fmt.Errorf("%w. The outcome of this call is unknown: it may have taken effect. Verify before you ask for it again", broken))
+		e.Outcome = UnknownEnd
+		return e
 	case err != nil:
-		return failure(id, "", err)
+		return failure(id, codeOf(err), err)
 	case res == nil:
 		res = &Result{ContentType: "text/plain"}
 	}
@@ -408,6 +511,7 @@ func (d *driver) result(ctx context.Context, j *job, outs *callOutputs) (*Result
 		IdempotencyKey: d.idempotencyKey(j.call.id),
 		Log:            d.log.With("call", j.call.id, "tool", j.call.asked.Name),
 		outputs:        outs,
+		progress:       j.progress,
 	}
 	return j.tool.invoke(ctx, c)
 }

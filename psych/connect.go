@@ -3,9 +3,13 @@ package psych
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
+	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // A Connection names an MCP server and what an agent may use of it.
@@ -129,4 +133,87 @@ type Secrets interface {
 	// ErrNotFound or ErrAccessDenied. With Stale set it looks past what it
 	// keeps, and returns the one of that Identity only if there is no newer.
 	Secret(ctx context.Context, r SecretRequest) (Secret, error)
+}
+
+// Bounds of connections.
+const (
+	maxConnections     = 200
+	maxPatterns        = 200 // of Allow, Deny and Inject each
+	maxPatternBytes    = 256
+	maxConnectionBytes = 4096 // of a URL, of an argument, of a description
+)
+
+func (ps *problems) connections(cs []Connection) {
+	if len(cs) > maxConnections {
+		ps.add("connections", "are %d: want at most %d", len(cs), maxConnections)
+		return
+	}
+	first := map[string]int{}
+	for i := range cs {
+		ps.connection(fmt.Sprintf("connections[%d]", i), &cs[i])
+		if at, ok := first[cs[i].Name]; ok {
+			ps.add(fmt.Sprintf("connections[%d].name", i), "%.80q stands twice, in connections[%d] too", cs[i].Name, at)
+		} else {
+			first[cs[i].Name] = i
+		}
+	}
+}
+
+func (ps *problems) connection(path string, c *Connection) {
+	if !legalToolName(c.Name) {
+		ps.add(path+".name", "is %.80q: want 1 to 64 of [A-Za-z0-9_-]", c.Name)
+	}
+	switch {
+	case c.URL == "" && len(c.Command) == 0:
+		ps.add(path, "has neither url nor command: want one of them")
+	case c.URL != "" && len(c.Command) > 0:
+		ps.add(path, "has both url and command: want one of them")
+	case c.URL != "":
+		ps.serverURL(path+".url", c.URL)
+	}
+	for i, arg := range c.Command {
+		switch at := fmt.Sprintf("%s.command[%d]", path, i); {
+		case i == 0 && arg == "":
+			ps.add(at, "is empty: want the program")
+		case len(arg) > maxConnectionBytes || !utf8.ValidString(arg) || strings.ContainsRune(arg, 0):
+			ps.add(at, "want at most %d bytes of UTF-8 without NUL", maxConnectionBytes)
+		}
+	}
+	if len(c.Command) > maxPatterns {
+		ps.add(path+".command", "has %d arguments: want at most %d", len(c.Command), maxPatterns)
+	}
+	ps.label(path+".credential", c.Credential, 128)
+	if len(c.Description) > maxConnectionBytes || !utf8.ValidString(c.Description) {
+		ps.add(path+".description", "want at most %d bytes of UTF-8", maxConnectionBytes)
+	}
+	for _, f := range []struct {
+		name string
+		list []string
+	}{{"allow", c.Allow}, {"deny", c.Deny}, {"inject", c.Inject}} {
+		field, list := f.name, f.list
+		if len(list) > maxPatterns {
+			ps.add(path+"."+field, "has %d entries: want at most %d", len(list), maxPatterns)
+		}
+		for i, p := range list {
+			if p == "" || len(p) > maxPatternBytes || !utf8.ValidString(p) {
+				ps.add(fmt.Sprintf("%s.%s[%d]", path, field, i), "%.80q: want 1 to %d bytes of UTF-8", p, maxPatternBytes)
+			}
+		}
+	}
+}
+
+// serverURL checks the URL of a server: it holds no secret, so no user, and no
+// parameter or fragment that could be one.
+func (ps *problems) serverURL(path, raw string) {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil || len(raw) > maxConnectionBytes:
+		ps.add(path, "is no URL of at most %d bytes", maxConnectionBytes)
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		ps.add(path, "is %.200q: want http:// or https:// and a host", u.Redacted())
+	case u.User != nil:
+		ps.add(path, "names a user: credentials are named by credential, and kept by Secrets")
+	case u.Fragment != "":
+		ps.add(path, "has a fragment")
+	}
 }

@@ -137,19 +137,24 @@ type driver struct {
 	waiting  []Note    // seen there, and not in the log
 	settling []Note    // in the log, and to be removed
 
-	version *Version
-	model   Model
-	state   *state
-	prompt  *prompt
-	pos     Pos // the last boundary that is known to be in the log
-	fenced  bool
-	pending []written
-	tail    *Tail // of the open turn, the same for each try
-	waited  *ModelCallFailed
-	full    bool  // the context is full: the next model call trims it
-	bad     error // the exchange ended since the model asked for a foreign output
-	timer   *time.Timer
-	began   time.Time // of the last turn, by the real clock
+	version  *Version
+	model    Model
+	state    *state
+	prompt   *prompt
+	set      *toolset // what may be used of servers, as of the turn setTurn
+	setTurn  int
+	opened   *openingDoc // what servers add to the prompt
+	openedAt Digest
+	pos      Pos // the last boundary that is known to be in the log
+	fenced   bool
+	pending  []written
+	tail     *Tail // of the open turn, the same for each try
+	telling  []ServerState
+	waited   *ModelCallFailed
+	full     bool  // the context is full: the next model call trims it
+	bad      error // the exchange ended since the model asked for a foreign output
+	timer    *time.Timer
+	began    time.Time // of the last turn, by the real clock
 }
 
 type written struct {
@@ -435,8 +440,16 @@ func (d *driver) settle() error {
 		return nil
 	}
 	for _, c := range s.batch.calls {
-		if c.done != nil || s.fruitless <= maxFruitless && d.again(c) {
+		if c.done != nil {
 			continue
+		}
+		if s.fruitless <= maxFruitless {
+			switch again, err := d.again(c); {
+			case err != nil:
+				return err
+			case again:
+				continue
+			}
 		}
 		if err := d.emit(settlement(c, "the worker ended")); err != nil {
 			return err
@@ -458,12 +471,24 @@ func settlement(c *call, why string) *ToolCallFinished {
 }
 
 // again reports whether a call of a past attempt is simply (re)started: it is
-// declared safe, or nothing runs for it.
-func (d *driver) again(c *call) bool {
-	if t := d.tool(c.asked.Name); t != nil {
-		return t.idempotent()
+// declared safe, or nothing runs for it. That of a server's tool must have been
+// believed as it began, too.
+func (d *driver) again(c *call) (bool, error) {
+	if t := d.tool(c.asked.Name); t != nil || len(d.version.Spec.Connections) == 0 {
+		return t == nil || t.idempotent(), nil
 	}
-	return true
+	args, err := c.asked.Arguments.load(d.store, d.rt.o.Blobs, d.key)
+	if err == nil {
+		err = d.resolveTools()
+	}
+	if err != nil {
+		return false, d.ctx.Err()
+	}
+	to, err := d.reach(c.asked.Name, args)
+	if err != nil {
+		return c.started.IsZero(), nil
+	}
+	return to.tool.idempotent() && (!to.remote || c.started.IsZero() || c.safe), nil
 }
 
 // emit makes a record, folds it and puts it behind those that wait to be
@@ -963,6 +988,7 @@ type event struct {
 	delta  *Delta
 	answer *modelEnd
 	tool   *toolEnd
+	done   *besideEnd
 }
 
 // wait returns the next event, or the zero event when timer fires. Meanwhile

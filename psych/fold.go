@@ -35,6 +35,10 @@ type state struct {
 	model    string             // of the last model call
 	wire     wireMark
 	memory   *Payload
+	opening  Digest                 // the document that tools and zone 1 were last opened with
+	servers  map[string]ServerState // as the model was told, in a turn that was answered
+	telling  []ServerState          // what the open turn tells
+	called   time.Time              // of the last model call
 
 	history []item
 	large   []*part             // over the threshold of history, and not trimmed
@@ -82,6 +86,8 @@ type call struct {
 	turn     int
 	exchange int // counted from 1
 	asked    *Asked
+	tool     string    // that was reached, on the wire; "": the one that was asked for
+	safe     bool      // as its last start says
 	started  time.Time // of the last start; zero: none
 	attempt  int64     // of the last start
 	done     *ToolCallFinished
@@ -262,9 +268,18 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 		s.memory = e.Memory
 	}
 	s.exchange.begun = true
+	if e.Opening != nil {
+		s.opening = *e.Opening
+	}
+	s.called = r.Time
+	s.telling = e.Servers
 	s.exchange.telling = 0 // another try tells the same, and once
 	if e.Tail != nil {
-		s.exchange.telling = len(e.Tail.News)
+		for _, line := range e.Tail.News {
+			if strings.HasPrefix(line, withheldNews) {
+				s.exchange.telling++
+			}
+		}
 	}
 	s.calling, s.untold, s.failure, s.answered = true, true, nil, nil
 	return nil
@@ -326,6 +341,13 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 	s.exchange.turns++
 	s.exchange.told += s.exchange.telling
 	s.exchange.telling = 0
+	for _, x := range s.telling {
+		if s.servers == nil {
+			s.servers = map[string]ServerState{}
+		}
+		s.servers[x.Server] = x
+	}
+	s.telling = nil
 	for _, n := range []*int64{e.Usage.Input, e.Usage.Output} {
 		if n != nil {
 			s.exchange.tokens += *n
@@ -477,7 +499,8 @@ func (s *state) toolCallStarted(r *Record, e *ToolCallStarted) error {
 	if !c.started.IsZero() && c.attempt == r.Attempt {
 		return s.corrupt(r, DuplicateToolInvocation, "%s began in attempt %d already", c.id, r.Attempt)
 	}
-	c.started, c.attempt = r.Time, r.Attempt
+	c.started, c.attempt, c.safe = r.Time, r.Attempt, e.Safe
+	c.tool = e.Tool
 	return nil
 }
 
@@ -503,6 +526,9 @@ func (s *state) toolCallFinished(r *Record, e *ToolCallFinished) error {
 		}
 	}
 	c.done = e
+	if e.Tool != "" {
+		c.tool = e.Tool
+	}
 	if e.Outcome == Succeeded || e.Outcome == Failed {
 		s.fruitless = 0
 	}
@@ -522,7 +548,7 @@ func (s *state) countStreaks(b *batch) {
 	x := s.exchange
 	failed := map[string]*ToolCallFinished{}
 	for _, c := range b.calls {
-		name := c.asked.Name
+		name := c.name()
 		switch {
 		case isBuiltIn(name) || c.done.Code == CodeCut || c.done.Code == CodeWithheld:
 		case c.done.Outcome == Succeeded:
@@ -535,7 +561,7 @@ func (s *state) countStreaks(b *batch) {
 		}
 	}
 	for _, c := range b.calls { // in order, so that one log has one state
-		name := c.asked.Name
+		name := c.name()
 		e := failed[name]
 		if e == nil {
 			continue
@@ -557,11 +583,22 @@ func (s *state) countStreaks(b *batch) {
 	}
 }
 
-// news is what the model has not been told yet.
+// name is the tool that a call reached, or asked for.
+func (c *call) name() string {
+	if c.tool != "" {
+		return c.tool
+	}
+	return c.asked.Name
+}
+
+// withheldNews begins the line that tells of a withheld tool.
+const withheldNews = "Withheld: "
+
+// news is what the model has not been told yet of withheld tools.
 func (s *state) news() []string {
 	var lines []string
 	for _, name := range s.exchange.withheld[s.exchange.told:] {
-		lines = append(lines, fmt.Sprintf("Withheld: %s (it failed the same way %d times in a row)", wireName(name), maxSameFailure))
+		lines = append(lines, fmt.Sprintf(withheldNews+"%s (it failed the same way %d times in a row)", wireName(name), maxSameFailure))
 	}
 	return lines
 }

@@ -22,6 +22,9 @@ type ModelLimits struct {
 	ToolDescription int    // characters of a tool's description
 	PropertyName    string // a regular expression that property names match; "" is any
 	ContextTokens   int
+
+	Images     []string // content types of images that a message may hold; none: the model is told of them in text
+	ImageBytes int      // of one image, before any encoding
 }
 
 // A Codec encodes the parts of a request for one provider. Each method is a
@@ -175,9 +178,10 @@ const (
 	RoleTool      Role = "tool"
 )
 
-// A Block is one of: a text, a call, a result, a provider's own block.
+// A Block is one of: a text, an image, a call, a result, a provider's own block.
 type Block struct {
 	Text     string
+	Image    *Image // of a user's message, of a type that ModelLimits.Images names
 	Call     *ToolCall
 	Result   *ToolOutput
 	Provider json.RawMessage // kept byte for byte

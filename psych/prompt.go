@@ -24,11 +24,14 @@ type prompt struct {
 	bytes    int64 // of history
 	previous int   // messages of history that the previous request sent
 	fresh    bool  // made for this request: nothing was sent from it
+	reopened bool  // its opening is another than that of the previous request
 }
 
-// An opening is the tools and zone 1 of a Version for one Codec. It is the
-// same for all Runs of the Version and shared by them.
+// An opening is the tools and zone 1 of a Version, with what servers add to
+// them, for one Codec. It is shared by all Runs that have it.
 type opening struct {
+	at            Digest // of the document of what servers add
+	blocks        []string
 	tools, static Wire
 }
 
@@ -45,25 +48,32 @@ func chained(prev *Wire, b []byte, marker int) Wire {
 	return w
 }
 
-func newOpening(c Codec, v *Version) (*opening, error) {
-	tools, err := c.EncodeTools(surface(v))
+func newOpening(c Codec, v *Version, doc *openingDoc) (*opening, error) {
+	tools, err := c.EncodeTools(surface(v, doc))
 	if err != nil {
 		return nil, fmt.Errorf("psych: encode the tools of version %s: %w", v.Hash, err)
 	}
-	static, _, err := c.EncodeSystem(staticBlocks(&v.Spec), "")
+	blocks := staticBlocks(&v.Spec, doc)
+	static, _, err := c.EncodeSystem(blocks, "")
 	if err != nil {
 		return nil, fmt.Errorf("psych: encode the instructions of version %s: %w", v.Hash, err)
 	}
-	o := &opening{tools: chained(&zone0, tools, -1)}
+	o := &opening{blocks: blocks, tools: chained(&zone0, tools, -1)}
 	o.static = chained(&o.tools, static, -1)
 	return o, nil
 }
 
 // surface is the tools that the model is shown, sorted by name. The reader is
 // there from the first turn on: a tool that appeared with the first large
-// result would break the prefix.
-func surface(v *Version) []ToolDef {
+// result would break the prefix; and so are the meta tools.
+func surface(v *Version, doc *openingDoc) []ToolDef {
 	defs := append(slices.Clone(v.CodeTools), readToolOutputDef)
+	if len(v.Spec.Connections) > 0 {
+		defs = append(defs, metaDefs...)
+	}
+	if doc != nil {
+		defs = append(defs, doc.Tools...)
+	}
 	if len(v.Spec.Skills) > 0 {
 		defs = append(defs, loadSkill().def)
 	}
@@ -72,7 +82,7 @@ func surface(v *Version) []ToolDef {
 }
 
 // staticBlocks are the blocks of zone 1.
-func staticBlocks(s *Spec) []string {
+func staticBlocks(s *Spec, doc *openingDoc) []string {
 	var blocks []string
 	if s.Instructions != "" {
 		blocks = append(blocks, s.Instructions)
@@ -80,15 +90,18 @@ func staticBlocks(s *Spec) []string {
 	if len(s.Skills) > 0 {
 		blocks = append(blocks, skillIndex(s.Skills))
 	}
+	if len(doc.Lines) > 0 {
+		blocks = append(blocks, serversBlock(doc.Lines))
+	}
 	return blocks
 }
 
 // setMemory makes zone 2 of text, and chains the history anew if it changed.
-func (p *prompt) setMemory(spec *Spec, text string) error {
+func (p *prompt) setMemory(text string) error {
 	if p.memory != nil && *p.memory == text {
 		return nil
 	}
-	_, b, err := p.codec.EncodeSystem(staticBlocks(spec), text)
+	_, b, err := p.codec.EncodeSystem(p.opening.blocks, text)
 	if err != nil {
 		return fmt.Errorf("psych: encode the memories: %w", err)
 	}
@@ -96,6 +109,11 @@ func (p *prompt) setMemory(spec *Spec, text string) error {
 	p.dynamic = chained(&p.opening.static, b, -1)
 	p.rechain(0, nil)
 	return nil
+}
+
+// reopen puts another opening in the place of the one that was sent.
+func (p *prompt) reopen(o *opening) {
+	p.opening, p.reopened, p.memory = o, true, nil // zone 2 is chained to it
 }
 
 // rechain replaces parts of the history, and chains it anew from the first.
@@ -321,7 +339,7 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	case zone < 0:
 	case recoded:
 		e.Breaks = append(e.Breaks, Break{zone, CodecChanged})
-	case zone < 2 && p.fresh: // what this process encodes for a Version never changes
+	case zone < 2 && (p.fresh || p.reopened): // what this process encodes for a Version never changes
 		e.Breaks = append(e.Breaks, Break{zone, Reopened})
 	case zone == 2 && memory != nil:
 		e.Breaks = append(e.Breaks, Break{zone, MemoryChanged})

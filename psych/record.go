@@ -78,6 +78,20 @@ type ModelCallStarted struct {
 	Trimmed  []string `json:"trimmed,omitempty"` // handles of what is shown trimmed from now on
 	Tail     *Tail    `json:"tail,omitempty"`    // what the trailing message was made of
 	Memory   *Payload `json:"memory,omitempty"`  // the dynamic tail of the system prompt, when it changed
+
+	// Opening is the document of what servers add to tools and zone 1, when it
+	// changed; Servers are those that are not as the model was told last.
+	Opening *Digest       `json:"opening,omitempty"`
+	Servers []ServerState `json:"servers,omitempty"`
+}
+
+// A ServerState is a connection as a turn found it.
+type ServerState struct {
+	Server    string `json:"server"`
+	Catalog   Digest `json:"catalog,omitzero"`   // version of the catalogue; absent: there is none
+	Tools     int    `json:"tools,omitempty"`    // that may be used
+	Permitted Digest `json:"permitted,omitzero"` // of their names, where they are not all of the catalogue
+	Down      string `json:"down,omitempty"`     // why there is no catalogue
 }
 
 // A Tail is what a trailing message is made of.
@@ -125,6 +139,8 @@ type ModelCallFailed struct {
 // ToolCallStarted announces that a tool begins now.
 type ToolCallStarted struct {
 	Call string `json:"call"`
+	Tool string `json:"tool,omitempty"` // on the wire, where it was asked for through another
+	Safe bool   `json:"safe,omitempty"` // of a server's tool: its hints say that it may be run again, and are believed
 }
 
 // ToolCallFinished is the one result of a call.
@@ -132,6 +148,7 @@ type ToolCallFinished struct {
 	Call         string       `json:"call"`
 	Outcome      ToolOutcome  `json:"outcome"`
 	Code         string       `json:"code,omitempty"` // of a failure that Psych names
+	Tool         string       `json:"tool,omitempty"` // as in ToolCallStarted, where there is none
 	Page         bool         `json:"page,omitempty"` // of a reader: bounded already, and never elided
 	Result       Payload      `json:"result"`
 	Attachments  []Attachment `json:"attachments,omitempty"`
@@ -158,7 +175,9 @@ const (
 	CodeArguments     = "invalid_arguments"
 	CodeUnknownTool   = "unknown_tool"
 	CodeCut           = "response_cut"
-	CodeWithheld      = "withheld" // it failed the same way too often
+	CodeWithheld      = "withheld"    // it failed the same way too often
+	CodeRefused       = "refused"     // it may not be used any more
+	CodeUnreachable   = "unreachable" // its server can't be reached
 )
 
 // AbortRequested is a request to end an exchange, delivered.
@@ -198,7 +217,7 @@ type BreakCause string
 const (
 	MemoryChanged  BreakCause = "memory_changed"
 	CodecChanged   BreakCause = "codec_changed"
-	Reopened       BreakCause = "reopened"        // by a release whose own tools or lines are others
+	Reopened       BreakCause = "reopened"        // anew from what servers offer now, or by a release whose own tools or lines are others
 	HistoryTrimmed BreakCause = "history_trimmed" // results of earlier exchanges, as one opened
 	ContextTrimmed BreakCause = "context_trimmed" // of earlier turns, since the context was full
 )

@@ -82,8 +82,9 @@ type ToolCallReport struct {
 	ID           string          `json:"id"`
 	Turn         int             `json:"turn"`
 	Name         string          `json:"name"`
-	Arguments    json.RawMessage `json:"arguments"` // a JSON string where they are no JSON; null where they lie in the BlobStore
-	Outcome      string          `json:"outcome"`   // succeeded, failed, unknown, not_started
+	Tool         string          `json:"tool,omitempty"` // that was reached, where it was asked for through another
+	Arguments    json.RawMessage `json:"arguments"`      // a JSON string where they are no JSON; null where they lie in the BlobStore
+	Outcome      string          `json:"outcome"`        // succeeded, failed, unknown, not_started
 	Code         string          `json:"code,omitempty"`
 	ResultBytes  int64           `json:"result_bytes"`
 	ResultHandle string          `json:"result_handle,omitempty"` // set when elided or offloaded
@@ -194,6 +195,7 @@ func (rep *reporter) add(s *state, rec *Record) {
 		}
 	case *ToolCallFinished:
 		row := &rep.ToolCalls[rep.rows[e.Call]]
+		row.Tool = s.call(e.Call).tool
 		row.Outcome, row.Code, row.Milliseconds = string(e.Outcome), e.Code, e.Milliseconds
 		row.ResultBytes, row.Offloaded = e.Result.Size, e.Result.Ref != nil
 		if row.Offloaded {
@@ -347,7 +349,11 @@ func (rep *Report) WriteText(w io.Writer) error {
 			if c.Preview != "" {
 				handle += fmt.Sprintf(" (elided to a preview of %d characters)", len([]rune(c.Preview)))
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", c.ID, oneLine(c.Name), orOpen(c.Outcome), c.ResultBytes, stored, handle)
+			name := oneLine(c.Name)
+			if c.Tool != "" {
+				name += " → " + c.Tool
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", c.ID, name, orOpen(c.Outcome), c.ResultBytes, stored, handle)
 			for _, a := range c.Attachments {
 				state := a.ContentType
 				if a.Truncated {

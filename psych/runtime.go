@@ -11,7 +11,9 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,6 +42,19 @@ type Options struct {
 	Models ModelResolver
 	// Tools are the code tools that a Spec may name.
 	Tools []*Tool
+	// Connector opens the connections of Specs. Without it none can be reached.
+	Connector Connector
+	// Policy narrows what tenants may use of servers. Without it what a Spec
+	// grants is permitted.
+	Policy Policy
+	// Secrets resolves the credentials of connections. Without it none that
+	// needs one can be reached.
+	Secrets Secrets
+	// AllowCommands lets Specs name connections by command, which this program
+	// then starts: for a laptop, where Specs are the user's own.
+	AllowCommands bool
+	// Disclosures are strategies beside the built-in ones, by name.
+	Disclosures map[string]Disclosure
 	// Waker is told of Runs that became due; without it they are driven when
 	// somebody calls Drive.
 	Waker Waker
@@ -68,11 +83,19 @@ type Runtime struct {
 	tools map[string]*Tool
 	warm  warmCache
 
+	disclosures map[string]Disclosure
+	catalogs    *catalogs
+	pool        pool
+	secrets     secretCache
+
 	closers []io.Closer // of what FromEnv opened
 
 	mu       sync.Mutex
 	versions map[versionKey]*Version
 	openings map[openingKey]*opening
+	opened   map[versionKey]*openingDoc // by tenant and digest
+	schemas  map[Digest]*schema         // of tools of servers, by definition
+	failures map[catalogKey]serverFailure
 	driving  map[RunKey]chan struct{} // nudged when an abort is posted in this process
 }
 
@@ -82,14 +105,14 @@ type versionKey struct {
 }
 
 type openingKey struct {
-	hash  Digest
-	codec string
+	hash, opened Digest
+	codec        string
 }
 
 // New makes a Runtime on s. It does no IO. Every problem of the options is in
 // the error.
 func New(s Store, o *Options) (*Runtime, error) {
-	r := &Runtime{store: s, tools: map[string]*Tool{}, versions: map[versionKey]*Version{}, openings: map[openingKey]*opening{}, driving: map[RunKey]chan struct{}{}}
+	r := &Runtime{store: s, tools: map[string]*Tool{}, versions: map[versionKey]*Version{}, openings: map[openingKey]*opening{}, opened: map[versionKey]*openingDoc{}, schemas: map[Digest]*schema{}, failures: map[catalogKey]serverFailure{}, driving: map[RunKey]chan struct{}{}}
 	if o != nil {
 		r.o = *o
 	}
@@ -115,6 +138,17 @@ func New(s Store, o *Options) (*Runtime, error) {
 			r.tools[t.def.Name] = t
 		}
 	}
+	r.disclosures = maps.Clone(builtinDisclosures)
+	for _, name := range slices.Sorted(maps.Keys(r.o.Disclosures)) {
+		switch {
+		case r.o.Disclosures[name] == nil:
+			errs = append(errs, fmt.Errorf("psych: disclosure %q is nil: %w", name, ErrInvalid))
+		case name == "" || builtinDisclosures[name] != nil:
+			errs = append(errs, fmt.Errorf("psych: disclosure %q: the name is taken by a built-in one: %w", name, ErrInvalid))
+		default:
+			r.disclosures[name] = r.o.Disclosures[name]
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -138,13 +172,14 @@ func New(s Store, o *Options) (*Runtime, error) {
 		r.o.CacheBytes = defaultCache
 	}
 	r.warm.limit = r.o.CacheBytes
+	r.catalogs = newCatalogs(s, r.now, r.log)
 	return r, nil
 }
 
-// Close closes what FromEnv opened. Stores, BlobStores and models that were
-// given belong to the caller.
+// Close closes the sessions with servers, and what FromEnv opened. Stores,
+// BlobStores and models that were given belong to the caller.
 func (r *Runtime) Close() error {
-	var errs []error
+	errs := []error{r.pool.close()}
 	for i := len(r.closers) - 1; i >= 0; i-- {
 		errs = append(errs, r.closers[i].Close())
 	}
@@ -167,7 +202,7 @@ func (r *Runtime) Publish(ctx context.Context, tenant string, s *Spec) (*Version
 	if err := CheckTenant(tenant); err != nil {
 		return nil, err
 	}
-	if err := s.check(r.tools); err != nil {
+	if err := r.checkSpec(s); err != nil {
 		return nil, err
 	}
 	defs := make([]ToolDef, len(s.Tools))
@@ -223,19 +258,21 @@ func readVersion(ctx context.Context, docs Docs, tenant string, hash Digest) (*V
 	return decodeVersion(doc)
 }
 
-// opening encodes a Version's tools and zone 1, once a process and Codec.
-func (r *Runtime) opening(c Codec, v *Version) (*opening, error) {
-	key := openingKey{v.Hash, c.ID()}
+// opening encodes the tools and zone 1 of a Version and of what servers added
+// to it, once a process and Codec.
+func (r *Runtime) opening(c Codec, v *Version, at Digest, doc *openingDoc) (*opening, error) {
+	key := openingKey{v.Hash, at, c.ID()}
 	r.mu.Lock()
 	o := r.openings[key]
 	r.mu.Unlock()
 	if o != nil {
 		return o, nil
 	}
-	o, err := newOpening(c, v)
+	o, err := newOpening(c, v, doc)
 	if err != nil {
 		return nil, err
 	}
+	o.at = at
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.openings) >= maxCachedKinds {

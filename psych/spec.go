@@ -52,13 +52,15 @@ func (s Scope) check() error {
 
 // A Spec describes an agent. It is data, never code.
 type Spec struct {
-	Name         string       `json:"name"`                   // 1 to 128 bytes of UTF-8 without control characters
-	Instructions string       `json:"instructions,omitempty"` // at most MaxInstructionsBytes
-	Model        string       `json:"model,omitempty"`        // what Options.Models resolves; "" is the deployment's own
-	ModelOptions ModelOptions `json:"model_options,omitzero"`
-	Tools        []string     `json:"tools,omitempty"` // code tools, by name
-	Skills       []Skill      `json:"skills,omitempty"`
-	Limits       Limits       `json:"limits,omitzero"`
+	Name         string         `json:"name"`                   // 1 to 128 bytes of UTF-8 without control characters
+	Instructions string         `json:"instructions,omitempty"` // at most MaxInstructionsBytes
+	Model        string         `json:"model,omitempty"`        // what Options.Models resolves; "" is the deployment's own
+	ModelOptions ModelOptions   `json:"model_options,omitzero"`
+	Tools        []string       `json:"tools,omitempty"` // code tools, by name
+	Connections  []Connection   `json:"connections,omitempty"`
+	Skills       []Skill        `json:"skills,omitempty"`
+	Disclosure   DisclosureSpec `json:"disclosure,omitzero"`
+	Limits       Limits         `json:"limits,omitzero"`
 }
 
 // Limits are the budgets of a Spec, part of its hash. Zero means the default,
@@ -193,14 +195,23 @@ func ParseSpec(data []byte) (*Spec, error) {
 }
 
 // Check returns a *[SpecError] with every violation that can be found without
-// knowing which tools are registered, or nil. Publish checks those too.
+// knowing a Runtime's options, or nil. Publish checks what depends on those.
 func (s *Spec) Check() error { return specError(s.problems()) }
 
-// check is Check given the tools that are registered.
-func (s *Spec) check(tools map[string]*Tool) error {
+// checkSpec is Check given what this Runtime has.
+func (r *Runtime) checkSpec(s *Spec) error {
 	ps := s.problems()
 	if s == nil {
 		return specError(ps)
+	}
+	tools := r.tools
+	if name := s.Disclosure.Strategy; name != "" && r.disclosures[name] == nil {
+		ps.add("disclosure.strategy", "is %.80q: want %s", name, strings.Join(slices.Sorted(maps.Keys(r.disclosures)), ", "))
+	}
+	for i, c := range s.Connections {
+		if len(c.Command) > 0 && !r.o.AllowCommands {
+			ps.add(fmt.Sprintf("connections[%d].command", i), "this program starts no commands for a Spec: want a url")
+		}
 	}
 	seen := map[string]bool{}
 	for i, name := range s.Tools {
@@ -278,7 +289,11 @@ func (s *Spec) problems() (ps problems) {
 		}
 		first[name] = i
 	}
+	ps.connections(s.Connections)
 	ps.skills(s.Skills)
+	ps.label("disclosure.strategy", s.Disclosure.Strategy, 64)
+	ps.notNegative("disclosure.budget", int64(s.Disclosure.Budget))
+	ps.notNegative("disclosure.tools", int64(s.Disclosure.Tools))
 	ps.limits(s.Limits)
 	return ps
 }

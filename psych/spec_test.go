@@ -59,7 +59,7 @@ func TestParseSpecRefuses(t *testing.T) {
 		{`{"name":"x","instructions":"\ud800"}`, []string{`instructions: the string holds half of a surrogate pair (\ud800 to \udfff without its other half)`}},
 		// What is wrong with the rest is in the same error.
 		{`{"Name":"x","tools":["a","a","",7],"limits":{"turns":-1,"parallel":"8","preview_chars":99}}`, []string{
-			"Name: unknown field: want one of instructions, limits, model, model_options, name, skills, tools",
+			"Name: unknown field: want one of connections, disclosure, instructions, limits, model, model_options, name, skills, tools",
 			"limits.parallel: got a string, want an integer of at most 64 bits",
 			"tools[3]: got 7, want a string",
 			`tools[1]: tool "a" stands twice, in tools[0] too`,
@@ -118,7 +118,7 @@ func TestSpecCheckListsEveryViolation(t *testing.T) {
 	if got := specProblems(t, s.Check()); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	all := specProblems(t, s.check(map[string]*Tool{"other": {}, "another": {}}))
+	all := specProblems(t, (&Runtime{tools: map[string]*Tool{"other": {}, "another": {}}}).checkSpec(s))
 	if want := append(want, `tools[0]: tool "ok" is not registered: registered are another, other`); !reflect.DeepEqual(all, want) {
 		t.Errorf("got  %q\nwant %q", all, want)
 	}
@@ -164,14 +164,14 @@ func TestSpecCheckBounds(t *testing.T) {
 		}
 	}
 	var none *Spec
-	if got := specProblems(t, none.check(nil)); !reflect.DeepEqual(got, []string{"the spec is nil"}) {
+	if got := specProblems(t, (&Runtime{}).checkSpec(none)); !reflect.DeepEqual(got, []string{"the spec is nil"}) {
 		t.Errorf("got %q", got)
 	}
-	if err := (&Spec{Name: "n", Tools: []string{"a"}}).check(map[string]*Tool{"a": {}}); err != nil {
+	if err := (&Runtime{tools: map[string]*Tool{"a": {}}}).checkSpec(&Spec{Name: "n", Tools: []string{"a"}}); err != nil {
 		t.Error(err)
 	}
 	broken := NewRawTool(ToolDef{Name: "a", Schema: json.RawMessage(`[]`)}, echo, nil)
-	if got := specProblems(t, (&Spec{Name: "n", Tools: []string{"a"}}).check(map[string]*Tool{"a": broken})); len(got) != 1 || !strings.HasPrefix(got[0], `tools[0]: tool "a" can't be used: `) {
+	if got := specProblems(t, (&Runtime{tools: map[string]*Tool{"a": broken}}).checkSpec(&Spec{Name: "n", Tools: []string{"a"}})); len(got) != 1 || !strings.HasPrefix(got[0], `tools[0]: tool "a" can't be used: `) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -280,7 +280,7 @@ func TestDecodeVersionRefuses(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid", in, err)
 		}
 	}
-	for _, in := range []string{`{"format":2}`, `{"format":1,"spec":{"name":"n","connections":[]}}`, `{"format":1,"spec":{"name":"n"},"skills":[]}`} {
+	for _, in := range []string{`{"format":2}`, `{"format":1,"spec":{"name":"n","wishes":[]}}`, `{"format":1,"spec":{"name":"n"},"skills":[]}`} {
 		var u *UnsupportedError
 		if _, err := decodeVersion([]byte(in)); !errors.As(err, &u) {
 			t.Errorf("%q: got %v, want an *UnsupportedError", in, err)

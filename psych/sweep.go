@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -18,46 +20,125 @@ const (
 // near; it returns where to go on, "" at the end. It wakes Runs that want
 // attention and those whose worker died, pushing their due time forward before
 // it does, so that a backlog doesn't multiply; deletes Runs whose retention has
-// passed; and purges what late writers left of deleted ones. It believes
-// headers, not the index. A Run that can't be dealt with is in err, and the
-// others are dealt with all the same.
+// passed; purges what late writers left of deleted ones; and, with a Connector,
+// reads the catalogues of servers anew whose time is over. It believes headers
+// and refs, not the index. What can't be dealt with is in err, and the others
+// are dealt with all the same. A cursor that Sweep did not return is ErrInvalid.
 //
 // Call it on a schedule: it is what finds a Run whose wake was lost.
 func (r *Runtime) Sweep(ctx context.Context, cursor string) (woken int, next string, err error) {
 	if r.o.Waker == nil {
 		return 0, cursor, fmt.Errorf("psych: Sweep wants Options.Waker: %w", ErrInvalid)
 	}
+	const runs, refs = "runs:", "refs:"
+	if cursor == "" {
+		cursor = runs
+	}
+	at, isRuns := strings.CutPrefix(cursor, runs)
+	if !isRuns {
+		var ok bool
+		if at, ok = strings.CutPrefix(cursor, refs); !ok {
+			return 0, cursor, fmt.Errorf("psych: sweep cursor %.80q: want one that Sweep returned: %w", cursor, ErrInvalid)
+		}
+	}
 	deadline, limited := ctx.Deadline()
 	var errs []error
+	note := func(err error) {
+		if len(errs) < 10 && err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for {
-		keys, next, err := r.store.Due(ctx, r.now(), cursor, sweepPage)
+		var n int
+		var err error
+		if isRuns {
+			n, at, err = r.sweepRuns(ctx, at, note)
+		} else {
+			at, err = r.sweepCatalogs(ctx, at, note)
+		}
 		if err != nil {
 			return woken, cursor, errors.Join(append(errs, fmt.Errorf("psych: sweep: %w", err))...)
 		}
-		var wake []RunKey
-		for _, key := range keys {
-			due, err := r.sweepRun(ctx, key)
-			if err != nil {
-				r.log.WarnContext(ctx, "sweep", "run", key.RunID, "tenant", key.Tenant, "err", err)
-				if len(errs) < 10 {
-					errs = append(errs, err)
-				}
-			}
-			if due {
-				wake = append(wake, key)
-			}
+		woken += n
+		switch {
+		case at == "" && isRuns && r.o.Connector != nil:
+			isRuns, cursor = false, refs
+		case at == "":
+			cursor = ""
+		case isRuns:
+			cursor = runs + at
+		default:
+			cursor = refs + at
 		}
-		if len(wake) > 0 {
-			if err := r.o.Waker.Wake(ctx, wake...); err != nil {
-				errs = append(errs, fmt.Errorf("psych: sweep: %w", err))
-			} else {
-				woken += len(wake)
-			}
-		}
-		if cursor = next; cursor == "" || ctx.Err() != nil || limited && time.Until(deadline) < sweepLeft {
+		if cursor == "" || ctx.Err() != nil || limited && time.Until(deadline) < sweepLeft {
 			return woken, cursor, errors.Join(append(errs, ctx.Err())...)
 		}
 	}
+}
+
+// sweepRuns deals with a page of Runs.
+func (r *Runtime) sweepRuns(ctx context.Context, cursor string, note func(error)) (woken int, next string, err error) {
+	keys, next, err := r.store.Due(ctx, r.now(), cursor, sweepPage)
+	if err != nil {
+		return 0, "", err
+	}
+	var wake []RunKey
+	for _, key := range keys {
+		due, err := r.sweepRun(ctx, key)
+		if err != nil {
+			r.log.WarnContext(ctx, "sweep", "run", key.RunID, "tenant", key.Tenant, "err", err)
+			note(err)
+		}
+		if due {
+			wake = append(wake, key)
+		}
+	}
+	if len(wake) == 0 {
+		return 0, next, nil
+	}
+	if err := r.o.Waker.Wake(ctx, wake...); err != nil {
+		note(fmt.Errorf("psych: sweep: %w", err))
+		return 0, next, nil
+	}
+	return len(wake), next, nil
+}
+
+// sweepCatalogs reads a page of catalogues anew, a few at a time: one server
+// that hangs holds up no other.
+func (r *Runtime) sweepCatalogs(ctx context.Context, cursor string, note func(error)) (next string, err error) {
+	keys, next, err := r.store.DueRefs(ctx, r.now(), cursor, sweepPage)
+	if err != nil {
+		return "", err
+	}
+	var mu sync.Mutex
+	err = inParallel(ctx, len(keys), func(ctx context.Context, i int) error {
+		if err := r.sweepCatalog(ctx, keys[i]); err != nil && ctx.Err() == nil {
+			r.log.WarnContext(ctx, "sweep", "ref", keys[i].Name, "tenant", keys[i].Tenant, "err", err)
+			mu.Lock()
+			defer mu.Unlock()
+			note(err)
+		}
+		return ctx.Err()
+	})
+	return next, err
+}
+
+// sweepCatalog reads a catalogue anew that the index says is due. One that
+// can't be read is tried again later; one of a credential that is another now
+// never.
+func (r *Runtime) sweepCatalog(ctx context.Context, ref RefKey) error {
+	due, err := r.catalogs.due(ctx, ref)
+	if err != nil || due == nil {
+		return err
+	}
+	_, key, err := r.refresh(ctx, due.scope, &due.connection, false)
+	switch {
+	case err == nil && key != due.key:
+		return r.catalogs.retire(ctx, due.key)
+	case err != nil && ctx.Err() == nil:
+		return errors.Join(err, r.catalogs.postpone(ctx, due.key))
+	}
+	return err
 }
 
 // sweepRun deals with a Run that the index says is due, and reports whether it

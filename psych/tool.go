@@ -38,7 +38,14 @@ type ToolCall struct {
 type ToolOutput struct {
 	CallID  string
 	Text    string
+	Images  []Image // of types that ModelLimits.Images names
 	IsError bool
+}
+
+// An Image is shown to a model that takes its type.
+type Image struct {
+	ContentType string // image/png
+	Data        []byte
 }
 
 // A Call is what a running tool knows of its call.

@@ -20,6 +20,9 @@ func (d *driver) turn() error {
 		d.turned, d.began = true, now
 	}
 	req, err := d.prepare()
+	if errors.Is(err, errAborted) { // while servers were asked
+		return d.takeAborts()
+	}
 	if err != nil {
 		return err
 	}
@@ -86,13 +89,20 @@ func (d *driver) prepare() (*Request, error) {
 		}
 		d.model = m
 	}
+	if closed, err := d.servers(); closed || err != nil {
+		return nil, err
+	}
 	codec := d.model.Codec()
-	if d.prompt == nil || d.prompt.id != codec.ID() {
-		o, err := d.rt.opening(codec, d.version)
+	if p := d.prompt; p == nil || p.id != codec.ID() || p.opening.at != d.openedAt {
+		o, err := d.rt.opening(codec, d.version, d.openedAt, d.opened)
 		if err != nil {
 			return nil, err
 		}
-		d.prompt = &prompt{id: codec.ID(), opening: o, fresh: true}
+		if p != nil && p.id == codec.ID() {
+			p.reopen(o)
+		} else {
+			d.prompt = &prompt{id: codec.ID(), opening: o, fresh: true}
+		}
 	}
 	p := d.prompt
 	p.codec, p.previous = codec, s.wire.messages
@@ -118,7 +128,12 @@ func (d *driver) prepare() (*Request, error) {
 	var tail Wire
 	if !s.untold || d.tail == nil { // another try sends the same
 		d.tail = nil
-		if news := s.news(); s.exchange.turns == 0 || len(news) > 0 {
+		var news []string
+		d.telling = nil
+		if d.set != nil {
+			d.telling, news = d.tellServers(d.set, !s.exchange.begun)
+		}
+		if news = append(news, s.news()...); s.exchange.turns == 0 || len(news) > 0 {
 			d.tail = &Tail{Now: d.now().Truncate(time.Minute), News: news}
 		}
 	}
@@ -130,6 +145,10 @@ func (d *driver) prepare() (*Request, error) {
 		tail = Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: -1}
 	}
 	e := p.start(s, spec.Model, memory, trims, why, d.tail, &tail)
+	e.Servers = d.telling
+	if at := d.openedAt; at != s.opening {
+		e.Opening = &at
+	}
 	if limit := d.contextTokens(); limit > 0 && estimate(e.Chars[0]+e.Chars[1]+e.Chars[2]+e.Chars[3]) > limit {
 		if !d.full && !s.exchange.trimmed && len(s.trimContext()) > 0 {
 			d.full, d.prompt = true, nil // encoded anew with what is trimmed then
@@ -142,7 +161,7 @@ func (d *driver) prepare() (*Request, error) {
 	if err := d.emit(e); err != nil {
 		return nil, err
 	}
-	p.fresh = false
+	p.fresh, p.reopened = false, false
 	return p.request(d.version, spec.Model, tail), nil
 }
 
@@ -158,13 +177,13 @@ func (d *driver) contextTokens() int {
 // memory brings zone 2 up to date: as an exchange opens it asks, and returns
 // what is to be recorded if that is new.
 func (d *driver) memory() (*Payload, error) {
-	s, p, spec := d.state, d.prompt, &d.version.Spec
+	s, p := d.state, d.prompt
 	recorded := ""
 	if s.memory != nil {
 		recorded = string(s.memory.Inline)
 	}
 	if s.exchange.begun || d.rt.o.Memories == nil {
-		return nil, p.setMemory(spec, recorded)
+		return nil, p.setMemory(recorded)
 	}
 	text, err := d.rt.o.Memories(d.ctx, d.info.Scope)
 	if err != nil {
@@ -174,7 +193,7 @@ func (d *driver) memory() (*Payload, error) {
 		return nil, fmt.Errorf("psych: memories of run %s are %d bytes: want at most %d: %w", d.key, len(text), MaxMemoryBytes, ErrTooLarge)
 	}
 	text = strings.ToValidUTF8(text, "\uFFFD")
-	if err := p.setMemory(spec, text); err != nil || text == recorded {
+	if err := p.setMemory(text); err != nil || text == recorded {
 		return nil, err
 	}
 	m := newPayload("text/plain", []byte(text))

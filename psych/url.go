@@ -117,10 +117,11 @@ func FilePath(u *url.URL) (string, error) {
 // Backends maps URL schemes to openers, per port. The zero value is ready; it
 // is filled in main (script.Register(&b)) and has no global.
 type Backends struct {
-	Stores Mux[Store]
-	Blobs  Mux[BlobStore]
-	Models Mux[Model]
-	Wakers Mux[Waker]
+	Stores  Mux[Store]
+	Blobs   Mux[BlobStore]
+	Models  Mux[Model]
+	Wakers  Mux[Waker]
+	Secrets Mux[Secrets]
 }
 
 // Resolver is a ModelResolver that opens the models of Specs as URLs, each
@@ -154,7 +155,8 @@ func (b *Backends) Resolver(fallback string) ModelResolver {
 
 // FromEnv makes a Runtime of what the environment names, as getenv gives it:
 // PSYCH_STORE_URL for the Store, where s is nil, and for what is unset in o
-// PSYCH_BLOB_URL, PSYCH_WAKER_URL, and PSYCH_MODEL for Specs without a model.
+// PSYCH_BLOB_URL, PSYCH_WAKER_URL, PSYCH_SECRETS_URL, and PSYCH_MODEL for Specs
+// without a model.
 // Only the store must be named. [Runtime.Close] closes what FromEnv opened.
 func (b *Backends) FromEnv(ctx context.Context, getenv func(string) string, s Store, o *Options) (_ *Runtime, err error) {
 	var opts Options
@@ -182,6 +184,11 @@ func (b *Backends) FromEnv(ctx context.Context, getenv func(string) string, s St
 	}
 	if opts.Waker == nil && getenv("PSYCH_WAKER_URL") != "" {
 		if opts.Waker, err = fromEnv(ctx, getenv, "PSYCH_WAKER_URL", &b.Wakers, &closers); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Secrets == nil && getenv("PSYCH_SECRETS_URL") != "" {
+		if opts.Secrets, err = fromEnv(ctx, getenv, "PSYCH_SECRETS_URL", &b.Secrets, &closers); err != nil {
 			return nil, err
 		}
 	}

@@ -1,0 +1,395 @@
+package psych
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// The meta tools, which a Spec with connections has, whatever its strategy
+// shows: they reach every tool that may be used.
+const (
+	listToolsName = "list_tools"
+	readToolName  = "read_tool"
+	callToolName  = "call_tool"
+)
+
+// metaDefs are their definitions.
+var metaDefs = []ToolDef{
+	{callToolName, "Calls a tool of a server with its own arguments.", json.RawMessage(`{"type":"object","properties":{"server":{"type":"string"},"tool":{"type":"string"},"arguments":{"type":"object"}},"required":["server","tool","arguments"]}`)},
+	{listToolsName, "Lists tools of servers: all of one, or the best matches of a query in one or in all. Without both: the servers.", json.RawMessage(`{"type":"object","properties":{"server":{"type":"string"},"query":{"type":"string","description":"what the tool does"},"offset":{"type":"integer"}}}`)},
+	{readToolName, "Shows a tool's description and the schema of its arguments.", json.RawMessage(`{"type":"object","properties":{"server":{"type":"string"},"tool":{"type":"string"}},"required":["server","tool"]}`)},
+}
+
+// metaSchemas are what their arguments must match: call_tool takes arguments
+// of any type here, since some models send an object as a string.
+var metaSchemas = sync.OnceValue(func() map[string]*schema {
+	all := map[string]*schema{}
+	for name, raw := range map[string]string{
+		callToolName:  `{"type":"object","properties":{"server":{"type":"string"},"tool":{"type":"string"},"arguments":{}},"required":["server","tool"],"additionalProperties":false}`,
+		listToolsName: `{"type":"object","properties":{"server":{"type":["string","null"]},"query":{"type":["string","null"]},"offset":{"type":["integer","null"],"minimum":0,"maximum":1000000000}},"additionalProperties":false}`,
+		readToolName:  `{"type":"object","properties":{"server":{"type":"string"},"tool":{"type":"string"}},"required":["server","tool"],"additionalProperties":false}`,
+	} {
+		s, err := compileSchema(json.RawMessage(raw))
+		if err != nil {
+			panic(err) // a constant's
+		}
+		all[name] = s
+	}
+	return all
+})
+
+// A reach is where a call goes.
+type reach struct {
+	tool   *Tool
+	name   string          // of a server's tool, on the wire; "": the tool is what was asked for
+	args   json.RawMessage // those of the call, or what was within them
+	remote bool
+}
+
+// reach finds what a call of a name with some arguments goes to. The error is
+// for the model; its code is that of a *reachError, else unknown_tool.
+func (d *driver) reach(name string, args json.RawMessage) (*reach, error) {
+	if t := d.tool(name); t != nil {
+		return &reach{tool: t, args: args}, nil
+	}
+	if len(d.version.Spec.Connections) == 0 || d.set == nil {
+		return nil, d.unknown(name)
+	}
+	switch name {
+	case callToolName:
+		return d.reachCall(args)
+	case listToolsName:
+		return &reach{tool: d.metaTool(name, d.set, listTools), args: args}, nil
+	case readToolName:
+		return &reach{tool: d.metaTool(name, d.set, readToolOf), args: args}, nil
+	}
+	ref, ok := d.opened.eagerTool(name)
+	if !ok && slices.ContainsFunc(d.opened.Tools, func(def ToolDef) bool { return def.Name == name }) {
+		return d.reachThrough(name, args)
+	}
+	if !ok {
+		ref, ok = d.set.named(name) // listed, and called as if it were shown
+	}
+	if !ok {
+		return nil, d.unknown(name)
+	}
+	return d.remote(ref, args)
+}
+
+// A reachError says why a call goes nowhere.
+type reachError struct{ code, message string }
+
+func (e *reachError) Error() string { return e.message }
+
+// unknown is what the model is told of a name that means nothing.
+func (d *driver) unknown(name string) error {
+	shown := surface(d.version, d.opened)
+	known := make([]string, 0, len(shown))
+	for _, def := range shown {
+		if def.Name == name {
+			return &reachError{CodeUnknownTool, fmt.Sprintf("The tool %q is not available on this worker.", name)}
+		}
+		known = append(known, def.Name)
+	}
+	return &reachError{CodeUnknownTool, unknownToolMessage(name, known)}
+}
+
+// reachCall is where call_tool goes.
+func (d *driver) reachCall(args json.RawMessage) (*reach, error) {
+	args, err := metaSchemas()[callToolName].prepare(callToolName, args)
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		ToolRef
+		Arguments json.RawMessage `json:"arguments"`
+	}
+	if err := json.Unmarshal(args, &in); err != nil {
+		return nil, err
+	}
+	return d.remote(in.ToolRef, in.Arguments)
+}
+
+// reachThrough is where a tool of the strategy's own goes.
+func (d *driver) reachThrough(name string, args json.RawMessage) (*reach, error) {
+	args, _, err := argumentsObject(args)
+	if err != nil {
+		return nil, &reachError{CodeArguments, fmt.Sprintf("Invalid arguments for %s: %v", name, err)}
+	}
+	strategy := d.rt.disclosures[d.opened.Strategy]
+	if strategy == nil {
+		return nil, d.unknown(name)
+	}
+	to, err := strategy.Route(d.set.input(d.version.Spec.Disclosure, ModelLimits{}), name, args)
+	switch {
+	case err != nil:
+		return nil, &reachError{CodeArguments, clipChars(err.Error(), maxModelMessage)}
+	case to.List != nil:
+		q, ts := *to.List, d.set
+		return &reach{tool: &Tool{
+			def: ToolDef{Name: name}, args: &schema{}, opts: ToolOptions{Idempotent: true, Pages: true},
+			run: func(ctx context.Context, _ *Call) (*Result, error) { return d.rt.list(ctx, ts, q) },
+		}, args: args}, nil
+	}
+	return d.remote(to.ToolRef, to.Arguments)
+}
+
+// serverOf finds a server by the name that the model gave.
+func (ts *toolset) serverOf(name string) (*server, error) {
+	sv := ts.server(name)
+	if sv == nil {
+		names := make([]string, len(ts.servers))
+		for i, s := range ts.servers {
+			names[i] = s.Name
+		}
+		return nil, &reachError{CodeUnknownTool, fmt.Sprintf("There is no server named %q. There are: %s.", clipChars(name, 100), strings.Join(nearest(name, names, 50), ", "))}
+	}
+	if sv.catalog == nil {
+		return nil, &reachError{CodeUnreachable, fmt.Sprintf("%s is unavailable now: %s.", sv.Name, sv.down)}
+	}
+	return sv, nil
+}
+
+// entryOf finds a tool that may be used now, by the names that the model gave.
+// A name as it is on the wire is taken, too.
+func (ts *toolset) entryOf(ref ToolRef) (*server, *catalogEntry, error) {
+	sv, err := ts.serverOf(ref.Server)
+	if err != nil {
+		return nil, nil, err
+	}
+	e := sv.tool(ref.Tool)
+	if e == nil {
+		if named, ok := ts.named(ref.Tool); ok && named.Server == sv.Name {
+			e = sv.tool(named.Tool)
+		}
+	}
+	if e != nil {
+		return sv, e, nil
+	}
+	if len(sv.tools) == 0 {
+		return nil, nil, &reachError{CodeUnknownTool, fmt.Sprintf("There is no tool that may be used of %s.", sv.Name)}
+	}
+	names := make([]string, len(sv.tools))
+	for i, e := range sv.tools {
+		names[i] = e.Name
+	}
+	near := nearest(ref.Tool, names, 10)
+	for i := range near {
+		near[i] = asLine(near[i], 128)
+	}
+	return nil, nil, &reachError{CodeUnknownTool, clipChars(fmt.Sprintf("%s has no tool named %q that may be used. The nearest of %d: %s. %s finds others.", sv.Name, clipChars(ref.Tool, 100), len(names), strings.Join(near, ", "), listToolsName), maxModelMessage)}
+}
+
+// remote is a tool of a server, as a Tool that calls it.
+func (d *driver) remote(ref ToolRef, args json.RawMessage) (*reach, error) {
+	sv, e, err := d.set.entryOf(ref)
+	if err != nil {
+		return nil, err
+	}
+	name := ToolName(sv.Name, e.Name)
+	defs, err := d.rt.catalogs.definitions(d.store, d.key.Tenant, sv.catalog, []string{e.Name})
+	if err != nil || len(defs) == 0 {
+		d.log.ErrorContext(d.ctx, "a tool's definition can't be read", "server", sv.Name, "tool", e.Name, "err", err)
+		return nil, &reachError{CodeUnreachable, fmt.Sprintf("The definition of %s can't be read now; try again later.", name)}
+	}
+	def := &defs[0]
+	t := &Tool{def: ToolDef{Name: name}, args: d.rt.schemaOf(e.Def, def), opts: ToolOptions{Idempotent: sv.TrustAnnotations && (e.ReadOnly || e.Idempotent)}}
+	t.run = func(ctx context.Context, c *Call) (*Result, error) { return d.call(ctx, sv, def, c) }
+	return &reach{tool: t, name: name, args: args, remote: true}, nil
+}
+
+// schemaOf compiles the schema of a server's tool, once a process. What can't
+// be compiled is left to the server.
+func (r *Runtime) schemaOf(of Digest, def *RemoteTool) *schema {
+	r.mu.Lock()
+	s := r.schemas[of]
+	r.mu.Unlock()
+	if s != nil {
+		return s
+	}
+	s, _ = compileTool(def.Schema)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.schemas) >= maxCachedKinds {
+		clear(r.schemas)
+	}
+	r.schemas[of] = s
+	return s
+}
+
+// call calls a tool of a server, if it may still be used.
+func (d *driver) call(ctx context.Context, sv *server, t *RemoteTool, c *Call) (*Result, error) {
+	permit, err := d.rt.permit(ctx, d.info.Scope)
+	if err != nil {
+		d.log.ErrorContext(ctx, "policy", "err", err)
+		return nil, &reachError{CodeRefused, fmt.Sprintf("Whether %s may be used can't be told now; it was not called.", c.Name)}
+	}
+	if narrow(sv.Connection, permit, sv.catalog, t.Name) == nil {
+		return nil, &reachError{CodeRefused, fmt.Sprintf("%s may not be used any more; it was not called.", c.Name)}
+	}
+	var res *Result
+	began := false
+	err = d.rt.session(ctx, d.info.Scope, sv.Connection, func(s Session, _ catalogKey) (err error) {
+		began = true
+		res, err = s.CallTool(ctx, t, c)
+		return err
+	})
+	switch {
+	case err == nil || ctx.Err() != nil:
+		return res, err
+	case !began || errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized):
+		d.log.WarnContext(ctx, "server", "server", sv.Name, "err", err)
+		return nil, &reachError{CodeUnreachable, fmt.Sprintf("%s can't be reached now (%s); the tool was not called.", sv.Name, unreachable(err))}
+	}
+	return nil, &brokenCall{fmt.Sprintf("%s: %s", sv.Name, clipChars(err.Error(), 300)), err}
+}
+
+// A brokenCall is one whose server may have run the tool.
+type brokenCall struct {
+	message string
+	err     error
+}
+
+func (e *brokenCall) Error() string { return e.message }
+func (e *brokenCall) Unwrap() error { return e.err }
+
+// metaTool makes a meta tool over a toolset, which stays as it is though the
+// driver goes on.
+func (d *driver) metaTool(name string, ts *toolset, run func(context.Context, *Runtime, *toolset, *Call) (*Result, error)) *Tool {
+	return &Tool{
+		def: ToolDef{Name: name}, args: metaSchemas()[name], opts: ToolOptions{Idempotent: true, Pages: true},
+		run: func(ctx context.Context, c *Call) (*Result, error) { return run(ctx, d.rt, ts, c) },
+	}
+}
+
+func listTools(ctx context.Context, r *Runtime, ts *toolset, c *Call) (*Result, error) {
+	var q ListQuery
+	if err := json.Unmarshal(c.Arguments, &q); err != nil {
+		return nil, err
+	}
+	return r.list(ctx, ts, q)
+}
+
+// Bounds of a page of list_tools.
+const (
+	listedTools = 50
+	listedChars = 8000
+)
+
+// list answers list_tools.
+func (r *Runtime) list(ctx context.Context, ts *toolset, q ListQuery) (*Result, error) {
+	var head string
+	var lines []string
+	switch {
+	case q.Query != "":
+		var err error
+		if head, lines, err = r.search(ctx, ts, q); err != nil {
+			return nil, err
+		}
+	case q.Server == "":
+		for _, sv := range ts.servers {
+			what := fmt.Sprintf(" (%d tools)", len(sv.tools))
+			if sv.catalog == nil {
+				what = " (unavailable: " + sv.down + ")"
+			}
+			lines = append(lines, serverLine(sv.Name, sv.Description)+what)
+		}
+		head = fmt.Sprintf("%d servers", len(lines))
+	default:
+		sv, err := ts.serverOf(q.Server)
+		if err != nil {
+			return nil, err
+		}
+		head = fmt.Sprintf("%s: %d tools", sv.Name, len(sv.tools))
+		if sv.catalog.instructions != "" && q.Offset == 0 {
+			head += "\nThe server says of itself: " + asLine(sv.catalog.instructions, maxInstructions)
+		}
+		for _, e := range sv.tools {
+			lines = append(lines, toolLine(asLine(e.Name, 128), e.Line))
+		}
+	}
+	return Text(listing(head, lines, q.Offset)), nil
+}
+
+// maxInstructions bounds what is shown of a server's instructions.
+const maxInstructions = 2000
+
+func toolLine(name, line string) string {
+	if line == "" {
+		return "- " + name
+	}
+	return "- " + name + ": " + line
+}
+
+// listing is one page of lines.
+func listing(head string, lines []string, offset int) string {
+	if offset > len(lines) {
+		offset = len(lines)
+	}
+	var b strings.Builder
+	b.WriteString(head)
+	n, chars := offset, utf8.RuneCountInString(head)
+	for ; n < len(lines) && n < offset+listedTools; n++ {
+		if chars += utf8.RuneCountInString(lines[n]) + 1; chars > listedChars && n > offset {
+			break
+		}
+		b.WriteString("\n" + lines[n])
+	}
+	switch {
+	case n < len(lines):
+		fmt.Fprintf(&b, "\n%d more: go on with offset %d.", len(lines)-n, n)
+	case offset == len(lines) && len(lines) > 0:
+		fmt.Fprintf(&b, "\nNo more: offset %d is past the end.", offset)
+	}
+	return b.String()
+}
+
+// readToolOf answers read_tool.
+func readToolOf(ctx context.Context, r *Runtime, ts *toolset, c *Call) (*Result, error) {
+	var ref ToolRef
+	if err := json.Unmarshal(c.Arguments, &ref); err != nil {
+		return nil, err
+	}
+	sv, e, err := ts.entryOf(ref)
+	if err != nil {
+		return nil, err
+	}
+	defs, err := r.catalogs.definitions(ctx, c.Run.Tenant, sv.catalog, []string{e.Name})
+	if err != nil {
+		return nil, err
+	}
+	text := toolText(sv.Name, &defs[0])
+	if utf8.RuneCountInString(text) <= PageChars {
+		return Text(text), nil
+	}
+	w, err := c.Attach("definition", "text/plain", nil)
+	if err == nil {
+		_, err = io.WriteString(w, text)
+		err = errors.Join(err, w.Close())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return Text(clipChars(text, listedChars) + "\nThe whole definition is attached."), nil
+}
+
+// toolText is a definition as the model reads it.
+func toolText(server string, t *RemoteTool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "server: %s\ntool: %s\n", server, asLine(t.Name, 128))
+	if d := strings.TrimSpace(strings.ToValidUTF8(t.Description, "\ufffd")); d != "" {
+		fmt.Fprintf(&b, "description: %s\n", d)
+	}
+	fmt.Fprintf(&b, "schema of its arguments: %s", t.Schema)
+	if len(t.Output) > 0 {
+		fmt.Fprintf(&b, "\nschema of its result: %s", t.Output)
+	}
+	return b.String()
+}

@@ -1,0 +1,366 @@
+package psych
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/psych-go/psych-go/psych/internal/strictjson"
+)
+
+// openingFormat counts the formats of the document below.
+const openingFormat = 1
+
+// An openingDoc is what servers add to tools and zone 1, as a document: what a
+// Run was opened with is sent until it is opened anew, whatever servers do.
+// Runs with the same opening share it.
+type openingDoc struct {
+	Format    int             `json:"format"`
+	Strategy  string          `json:"strategy"`
+	Tools     []ToolDef       `json:"tools,omitempty"` // sorted by name
+	Eager     []eagerTool     `json:"eager,omitempty"` // those of Tools that are servers' own, sorted by name
+	Lines     []string        `json:"lines,omitempty"`
+	Refused   []refusedTool   `json:"refused,omitempty"` // that the strategy would have shown, and the provider refuses
+	Decisions json.RawMessage `json:"decisions,omitempty"`
+}
+
+type eagerTool struct {
+	Name string `json:"name"` // on the wire
+	ToolRef
+}
+
+type refusedTool struct {
+	ToolRef
+	Reason string `json:"reason"`
+}
+
+// eagerTool finds the tool of a server that is shown under a name.
+func (o *openingDoc) eagerTool(name string) (ToolRef, bool) {
+	i, ok := slices.BinarySearchFunc(o.Eager, name, func(t eagerTool, name string) int { return strings.Compare(t.Name, name) })
+	if !ok {
+		return ToolRef{}, false
+	}
+	return o.Eager[i].ToolRef, true
+}
+
+// decide makes the opening of what a toolset holds now, beside tools that are
+// shown anyway.
+func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *toolset, limits ModelLimits, others []ToolDef) (*openingDoc, error) {
+	name := spec.Disclosure.withDefaults().Strategy
+	strategy := r.disclosures[name]
+	if strategy == nil {
+		return nil, fmt.Errorf("psych: this worker has no disclosure strategy %q: %w", name, ErrInvalid)
+	}
+	surface, err := strategy.Open(ts.input(spec.Disclosure, limits))
+	if err != nil {
+		return nil, fmt.Errorf("psych: disclosure strategy %q: %w", name, err)
+	}
+	o := &openingDoc{Format: openingFormat, Strategy: name, Tools: slices.Clone(surface.Tools), Decisions: surface.Decisions}
+	room := limits.Tools - len(others) - len(surface.Tools)
+	listed := map[string]bool{}
+	for _, s := range surface.Listed {
+		if ts.server(s) == nil {
+			return nil, fmt.Errorf("psych: disclosure strategy %q lists %.80q, which is no connection: %w", name, s, ErrInvalid)
+		}
+		listed[s] = true
+	}
+	for _, sv := range ts.servers {
+		var names []string
+		for _, ref := range surface.Eager {
+			if ref.Server == sv.Name {
+				if sv.tool(ref.Tool) == nil {
+					return nil, fmt.Errorf("psych: disclosure strategy %q shows %.80q of %q, which may not be used: %w", name, ref.Tool, ref.Server, ErrAccessDenied)
+				}
+				names = append(names, ref.Tool)
+			}
+		}
+		slices.Sort(names)
+		names = slices.Compact(names)
+		if len(names) == 0 {
+			continue
+		}
+		defs, err := r.catalogs.definitions(ctx, tenant, sv.catalog, names)
+		if err != nil {
+			return nil, err
+		}
+		for i := range defs {
+			def := defs[i].ToolDef
+			def.Name = ToolName(sv.Name, def.Name)
+			shown, _, reason := gate(def, limits)
+			if reason == "" && limits.Tools > 0 && len(o.Eager) >= room {
+				reason = fmt.Sprintf("the provider takes %d tools at most", limits.Tools)
+			}
+			ref := ToolRef{sv.Name, defs[i].Name}
+			if reason != "" {
+				o.Refused = append(o.Refused, refusedTool{ref, reason})
+				listed[sv.Name] = true // it is to be found all the same
+				continue
+			}
+			o.Eager = append(o.Eager, eagerTool{shown.Name, ref})
+			o.Tools = append(o.Tools, shown)
+		}
+	}
+	for _, sv := range ts.servers {
+		if listed[sv.Name] {
+			o.Lines = append(o.Lines, serverLine(sv.Name, sv.Description))
+		}
+	}
+	slices.SortFunc(o.Eager, func(a, b eagerTool) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(o.Tools, func(a, b ToolDef) int { return strings.Compare(a.Name, b.Name) })
+	taken := map[string]bool{}
+	for _, def := range slices.Concat(others, o.Tools) {
+		if !legalToolName(def.Name) || taken[def.Name] {
+			return nil, fmt.Errorf("psych: disclosure strategy %q shows a tool as %.80q: want a name that ToolName makes, once: %w", name, def.Name, ErrInvalid)
+		}
+		taken[def.Name] = true
+	}
+	return o, nil
+}
+
+// encode returns the document and its digest.
+func (o *openingDoc) encode() (doc []byte, d Digest, err error) {
+	if doc, err = json.Marshal(o); err == nil {
+		doc, err = strictjson.Canonical(doc)
+	}
+	if err != nil {
+		return nil, Digest{}, fmt.Errorf("psych: encode an opening: %w", err)
+	}
+	return doc, sha256.Sum256(doc), nil
+}
+
+// open stores the opening of what a toolset holds now.
+func (r *Runtime) open(ctx context.Context, tenant string, spec *Spec, ts *toolset, limits ModelLimits, others []ToolDef) (Digest, *openingDoc, error) {
+	o, err := r.decide(ctx, tenant, spec, ts, limits, others)
+	if err != nil {
+		return Digest{}, nil, err
+	}
+	doc, d, err := o.encode()
+	if err != nil {
+		return Digest{}, nil, err
+	}
+	r.mu.Lock()
+	known := r.opened[versionKey{tenant, d}]
+	r.mu.Unlock()
+	if known != nil {
+		return d, known, nil
+	}
+	if err := repeat(ctx, func() error { return r.store.PutDoc(ctx, tenant, d, doc) }); err != nil {
+		return Digest{}, nil, fmt.Errorf("psych: store an opening: %w", err)
+	}
+	o, err = r.keepOpening(tenant, d, doc) // as another process will read it
+	return d, o, err
+}
+
+// openingAt reads an opening, once a process.
+func (r *Runtime) openingAt(ctx context.Context, tenant string, d Digest) (*openingDoc, error) {
+	if d.IsZero() {
+		return &openingDoc{}, nil
+	}
+	r.mu.Lock()
+	o := r.opened[versionKey{tenant, d}]
+	r.mu.Unlock()
+	if o != nil {
+		return o, nil
+	}
+	doc, err := r.store.GetDoc(ctx, tenant, d)
+	if err != nil {
+		return nil, fmt.Errorf("psych: read opening %s: %w", d, err)
+	}
+	return r.keepOpening(tenant, d, doc)
+}
+
+func (r *Runtime) keepOpening(tenant string, d Digest, doc []byte) (*openingDoc, error) {
+	o := &openingDoc{}
+	if err := json.Unmarshal(doc, o); err != nil {
+		return nil, fmt.Errorf("psych: opening %s: %w: %w", d, ErrInvalid, err)
+	}
+	if o.Format > openingFormat {
+		return nil, &UnsupportedError{What: fmt.Sprintf("format %d of an opening", o.Format)}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.opened) >= maxCachedKinds {
+		clear(r.opened)
+	}
+	r.opened[versionKey{tenant, d}] = o
+	return o, nil
+}
+
+// serversBlock is the block of zone 1 that names the servers whose tools are
+// not all shown.
+func serversBlock(lines []string) string {
+	return "Servers with tools that are not all listed. Find one with " + listToolsName + ", read its arguments with " + readToolName +
+		", call it with " + callToolName + ":\n" + strings.Join(lines, "\n")
+}
+
+// state is what a model call records of a server.
+func (s *server) state() ServerState {
+	x := ServerState{Server: s.Name, Down: s.down}
+	if s.catalog == nil {
+		return x
+	}
+	x.Catalog, x.Tools = s.catalog.version(), len(s.tools)
+	if x.Tools < len(s.catalog.entries()) {
+		names := make([]string, len(s.tools))
+		for i, e := range s.tools {
+			names[i] = e.Name
+		}
+		x.Permitted = digest(names...)
+	}
+	return x
+}
+
+// tellServers compares a toolset with what the model was told of servers, and
+// returns what to record and what to tell. As an exchange begins it is told of
+// every server that can't be reached.
+func (d *driver) tellServers(ts *toolset, begins bool) (states []ServerState, news []string) {
+	for _, sv := range ts.servers {
+		told, known := d.state.servers[sv.Name]
+		now := sv.state()
+		if !known || told != now {
+			states = append(states, now)
+		}
+		switch {
+		case now.Down != "":
+			if begins || told.Down != now.Down {
+				news = append(news, fmt.Sprintf("Unavailable: %s (%s)", sv.Name, now.Down))
+			}
+		case !known:
+		case told.Down != "":
+			news = append(news, "Available: "+sv.Name+" (its tools can be found now)")
+		case told != now:
+			news = append(news, "Changed: "+sv.Name+": "+d.changes(sv, &told))
+		}
+	}
+	return states, news
+}
+
+// changes says what of a server's tools is not as the model was told.
+func (d *driver) changes(sv *server, told *ServerState) string {
+	const look = "what may be used of it is not the same; look again with " + listToolsName
+	if told.Catalog == sv.catalog.version() {
+		return look
+	}
+	old, err := d.rt.catalogs.past(d.store, d.key.Tenant, told.Catalog)
+	if err != nil {
+		d.log.WarnContext(d.ctx, "a past catalogue can't be read", "server", sv.Name, "err", err)
+		return look
+	}
+	diff := diffCatalogs(old, sv.catalog)
+	usable := func(names []string) (shown []string) {
+		for _, name := range names {
+			if sv.tool(name) != nil {
+				shown = append(shown, name)
+			}
+		}
+		return shown
+	}
+	var gone []string
+	for _, name := range diff.Removed {
+		if sv.allows(name) && (sv.permit == nil || sv.permit(sv.Connection, name)) {
+			gone = append(gone, name)
+		}
+	}
+	var says []string
+	for _, part := range []struct {
+		what  string
+		names []string
+	}{{"new", usable(diff.Added)}, {"gone", gone}, {"changed", usable(diff.Changed)}} {
+		if len(part.names) > 0 {
+			says = append(says, part.what+" "+someNames(part.names))
+		}
+	}
+	if len(says) == 0 {
+		return look
+	}
+	return strings.Join(says, "; ")
+}
+
+// someNames lists the first names, each on one line and bounded, and says how
+// many more there are.
+func someNames(names []string) string {
+	const most = 8
+	shown := make([]string, 0, most)
+	for _, name := range names[:min(most, len(names))] {
+		shown = append(shown, asLine(name, maxToolName))
+	}
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(shown, ", "), more)
+	}
+	return strings.Join(shown, ", ")
+}
+
+// coldCache is how long after the last model call a provider's cache holds
+// nothing of it any more: the longest that any of them sells is an hour.
+const coldCache = time.Hour
+
+// reopens reports whether the Run is opened anew, if what servers offer has
+// changed, though nothing forces it to: nothing is lost by it.
+func (d *driver) reopens() bool {
+	s := d.state
+	return d.full || !s.exchange.begun && !s.called.IsZero() && d.now().Sub(s.called) > coldCache
+}
+
+// servers brings the toolset and the opening up to a new turn. Where a server
+// that the Spec can't go without is out of reach it closes the exchange.
+func (d *driver) servers() (closed bool, err error) {
+	s, spec := d.state, &d.version.Spec
+	if len(spec.Connections) == 0 {
+		d.opened = &openingDoc{}
+		return false, nil
+	}
+	turn := s.nextTurn()
+	if d.set == nil || d.setTurn != turn {
+		if err := d.resolve(!s.exchange.begun); err != nil {
+			return false, err
+		}
+		d.setTurn = turn
+	}
+	for _, sv := range d.set.servers {
+		if sv.down != "" && !sv.Optional {
+			return true, d.close(StatusFailed, CodeUnreachable, fmt.Sprintf("the server %q is not optional, and there is no catalogue of it: %s", sv.Name, sv.down))
+		}
+	}
+	if s.opening.IsZero() || d.reopens() {
+		limits := d.model.Codec().Limits()
+		d.openedAt, d.opened, err = d.rt.open(d.store, d.key.Tenant, spec, d.set, limits, surface(d.version, nil))
+		if errors.Is(err, ErrInvalid) || errors.Is(err, ErrAccessDenied) {
+			return true, d.close(StatusFailed, "disclosure", err.Error())
+		}
+		return false, err
+	}
+	d.openedAt = s.opening
+	d.opened, err = d.rt.openingAt(d.store, d.key.Tenant, s.opening)
+	return false, err
+}
+
+// resolve makes the toolset, and keeps the lease while servers are asked.
+func (d *driver) resolve(begins bool) error {
+	return d.beside(func(ctx context.Context) (err error) {
+		d.set, err = d.rt.resolve(ctx, d.info.Scope, d.version.Spec.Connections, begins)
+		return err
+	})
+}
+
+// beside runs f, and keeps the lease and the inbox in sight meanwhile. It
+// returns when f has, whose context ends early for an abort.
+func (d *driver) beside(f func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(d.ctx)
+	defer cancel(nil)
+	in := make(chan event, 1)
+	go func() { in <- event{done: &besideEnd{f(ctx)}} }()
+	e, err := d.wait(in, nil)
+	if err != nil {
+		cancel(err)
+		<-in
+		return err
+	}
+	return e.done.err
+}
+
+type besideEnd struct{ err error }

@@ -1,0 +1,266 @@
+package psych
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds of what a Runtime keeps of servers.
+const (
+	maxSessions = 64
+	idleSession = 5 * time.Minute // after which a session is closed as soon as another is asked for
+	keepSecret  = time.Minute
+)
+
+// A sessionKey says who may share a session: one scope, one server, one
+// credential.
+type sessionKey struct {
+	scope, server Digest
+	identity      string
+}
+
+// key tells scopes apart.
+func (s Scope) key() Digest {
+	parts := []string{s.Tenant, s.Principal}
+	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
+		parts = append(parts, k, s.Labels[k])
+	}
+	return digest(parts...)
+}
+
+// address tells servers apart, whatever Specs call them.
+func (c *Connection) address() Digest {
+	return digest(append([]string{c.URL, c.Credential}, c.Command...)...)
+}
+
+// A pool keeps open sessions. The clock is that of the wall, so that a process
+// which was frozen sees how long it was.
+type pool struct {
+	mu       sync.Mutex
+	sessions map[sessionKey]*pooled
+	closed   bool
+}
+
+// A pooled session. What follows opened is of the pool's mu.
+type pooled struct {
+	key     sessionKey
+	opened  chan struct{} // closed when session or err is set
+	session Session
+	err     error
+
+	uses   int
+	last   time.Time
+	broken bool // nobody takes it again
+}
+
+var errClosed = errors.New("psych: the runtime is closed")
+
+// take returns the open session of key for its use, or opens one.
+func (p *pool) take(ctx context.Context, key sessionKey, open func() (Session, error)) (*pooled, error) {
+	for {
+		p.mu.Lock()
+		if p.closed {
+			p.mu.Unlock()
+			return nil, errClosed
+		}
+		idle := p.idle(time.Now().Round(0))
+		s := p.sessions[key]
+		opens := s == nil
+		if opens {
+			s = &pooled{key: key, opened: make(chan struct{})}
+			if p.sessions == nil {
+				p.sessions = map[sessionKey]*pooled{}
+			}
+			p.sessions[key] = s
+		}
+		s.uses++
+		p.mu.Unlock()
+		closeAll(idle)
+		if opens {
+			s.session, s.err = open()
+			close(s.opened)
+		}
+		select {
+		case <-s.opened:
+		case <-ctx.Done():
+			p.give(s, false)
+			return nil, ctx.Err()
+		}
+		if s.err == nil {
+			return s, nil
+		}
+		p.give(s, true)
+		if opens || ctx.Err() != nil || !errors.Is(s.err, context.Canceled) && !errors.Is(s.err, context.DeadlineExceeded) {
+			return nil, s.err
+		}
+		// Whoever opened it ran out of time, which says nothing of the server.
+	}
+}
+
+// give returns a session. A broken one is taken by nobody again, and closed
+// when the last of its users has given it back.
+func (p *pool) give(s *pooled, broken bool) {
+	p.mu.Lock()
+	s.uses--
+	s.last = time.Now().Round(0)
+	s.broken = s.broken || broken || p.closed
+	var gone []*pooled
+	if s.broken {
+		if p.sessions[s.key] == s {
+			delete(p.sessions, s.key)
+		}
+		if s.uses == 0 {
+			gone = append(gone, s)
+		}
+	}
+	for len(p.sessions) > maxSessions {
+		var oldest *pooled
+		for _, o := range p.sessions {
+			if o.uses == 0 && (oldest == nil || o.last.Before(oldest.last)) {
+				oldest = o
+			}
+		}
+		if oldest == nil {
+			break // all are in use: the next one given back leaves
+		}
+		delete(p.sessions, oldest.key)
+		gone = append(gone, oldest)
+	}
+	p.mu.Unlock()
+	closeAll(gone)
+}
+
+// idle removes the sessions that nobody used for long.
+func (p *pool) idle(now time.Time) (gone []*pooled) {
+	for key, s := range p.sessions {
+		if s.uses == 0 && now.Sub(s.last) > idleSession {
+			delete(p.sessions, key)
+			gone = append(gone, s)
+		}
+	}
+	return gone
+}
+
+// close closes the sessions that nobody uses, and lets the others be closed as
+// they are given back.
+func (p *pool) close() error {
+	p.mu.Lock()
+	p.closed = true
+	var gone []*pooled
+	for key, s := range p.sessions {
+		delete(p.sessions, key)
+		if s.broken = true; s.uses == 0 {
+			gone = append(gone, s)
+		}
+	}
+	p.mu.Unlock()
+	return closeAll(gone)
+}
+
+func closeAll(sessions []*pooled) error {
+	var errs []error
+	for _, s := range sessions {
+		if s.session != nil {
+			errs = append(errs, s.session.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// A secretCache keeps credentials for a short while.
+type secretCache struct {
+	mu   sync.Mutex
+	kept map[secretKey]keptSecret
+}
+
+type secretKey struct {
+	scope     Digest
+	name, url string
+}
+
+type keptSecret struct {
+	Secret
+	until time.Time
+}
+
+// secret resolves a connection's credential; stale is the identity of one that
+// the server refused.
+func (r *Runtime) secret(ctx context.Context, s Scope, c *Connection, stale string) (Secret, error) {
+	if c.Credential == "" {
+		return Secret{}, nil
+	}
+	if r.o.Secrets == nil {
+		return Secret{}, fmt.Errorf("psych: connection %q wants the credential %q, and Options.Secrets is not set: %w", c.Name, c.Credential, ErrNotFound)
+	}
+	key, now := secretKey{s.key(), c.Credential, c.URL}, time.Now().Round(0)
+	r.secrets.mu.Lock()
+	k, ok := r.secrets.kept[key]
+	r.secrets.mu.Unlock()
+	if ok && now.Before(k.until) && (stale == "" || k.Identity != stale) {
+		return k.Secret, nil
+	}
+	got, err := r.o.Secrets.Secret(ctx, SecretRequest{Scope: s, Name: c.Credential, URL: c.URL, Stale: stale})
+	if err != nil {
+		return Secret{}, fmt.Errorf("psych: credential %q of connection %q: %w", c.Credential, c.Name, err)
+	}
+	r.secrets.mu.Lock()
+	defer r.secrets.mu.Unlock()
+	if len(r.secrets.kept) >= maxCachedKinds || r.secrets.kept == nil {
+		r.secrets.kept = map[secretKey]keptSecret{}
+	}
+	r.secrets.kept[key] = keptSecret{got, now.Add(keepSecret)}
+	return got, nil
+}
+
+// session calls f with a session of the connection, and the key of its
+// catalogue. A session that the server
+// forgot is opened again once, and a credential that it refused is asked for
+// again once.
+func (r *Runtime) session(ctx context.Context, s Scope, c *Connection, f func(Session, catalogKey) error) error {
+	if r.o.Connector == nil {
+		return fmt.Errorf("psych: connection %q: Options.Connector is not set: %w", c.Name, ErrNotFound)
+	}
+	if len(c.Command) > 0 && !r.o.AllowCommands {
+		return fmt.Errorf("psych: connection %q: this program starts no commands for a Spec: %w", c.Name, ErrAccessDenied)
+	}
+	stale := ""
+	for lost, refused := false, false; ; {
+		secret, err := r.secret(ctx, s, c, stale)
+		if err != nil {
+			return err
+		}
+		p, err := r.pool.take(ctx, sessionKey{s.key(), c.address(), secret.Identity}, func() (Session, error) { return r.connect(ctx, s, c, secret) })
+		if err == nil {
+			err = f(p.session, newCatalogKey(s, c, secret.Identity))
+			r.pool.give(p, errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized))
+		}
+		switch {
+		case errors.Is(err, ErrSessionLost) && !lost:
+			lost = true
+		case errors.Is(err, ErrUnauthorized) && !refused && c.Credential != "":
+			refused, stale = true, secret.Identity
+		default:
+			return err
+		}
+	}
+}
+
+// connect opens a session. Its catalogue is read at the next turn: the server
+// may have changed while nobody heard.
+func (r *Runtime) connect(ctx context.Context, s Scope, c *Connection, secret Secret) (Session, error) {
+	key := newCatalogKey(s, c, secret.Identity)
+	session, err := r.o.Connector.Connect(ctx, c, ConnectOptions{
+		Scope: s, Secret: secret.Value,
+		ListChanged: func() { r.catalogs.changed(key) },
+		Log:         r.log.With("tenant", s.Tenant, "server", c.Name),
+	})
+	if err == nil {
+		r.catalogs.changed(key)
+	}
+	return session, err
+}
