@@ -300,7 +300,11 @@ func (s *state) lastBatchTurn() int {
 // byPsych reports whether the text of a failure is psych's own, which is
 // bounded where it is made.
 func byPsych(code string) bool {
-	return code == CodeArguments || code == CodeUnknownTool || code == CodeNoBlobStore
+	switch code {
+	case CodeArguments, CodeUnknownTool, CodeNoBlobStore, CodeRefused, CodeUnreachable:
+		return true
+	}
+	return false
 }
 
 // begin is p's first bytes, as far as they are at hand: of what was let go, all,

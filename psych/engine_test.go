@@ -224,6 +224,15 @@ func (p *tap) GetDoc(ctx context.Context, tenant string, d psych.Digest) ([]byte
 	return tapped(p, "GetDoc", func() ([]byte, error) { return p.Store.GetDoc(ctx, tenant, d) })
 }
 
+func (p *tap) PutDoc(ctx context.Context, tenant string, d psych.Digest, data []byte) error {
+	_, err := tapped(p, "PutDoc", func() (struct{}, error) { return none(p.Store.PutDoc(ctx, tenant, d, data)) })
+	return err
+}
+
+func (p *tap) GetRefs(ctx context.Context, tenant string, names []string) (map[string]psych.Ref, error) {
+	return tapped(p, "GetRefs", func() (map[string]psych.Ref, error) { return p.Store.GetRefs(ctx, tenant, names) })
+}
+
 // echo returns its text, times over.
 var echo = psych.NewTool("echo", "Repeats a text.", func(_ context.Context, _ *psych.Call, in struct {
 	Text  string `json:"text"`

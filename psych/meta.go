@@ -280,6 +280,7 @@ func listTools(ctx context.Context, r *Runtime, ts *toolset, c *Call) (*Result, 
 // Bounds of a page of list_tools.
 const (
 	listedTools = 50
+	listedLine  = 120 // characters of a description
 	listedChars = 8000
 )
 
@@ -312,7 +313,7 @@ func (r *Runtime) list(ctx context.Context, ts *toolset, q ListQuery) (*Result, 
 			head += "\nThe server says of itself: " + asLine(sv.catalog.instructions, maxInstructions)
 		}
 		for _, e := range sv.tools {
-			lines = append(lines, toolLine(asLine(e.Name, 128), e.Line))
+			lines = append(lines, toolLine(e))
 		}
 	}
 	return Text(listing(head, lines, q.Offset)), nil
@@ -321,11 +322,12 @@ func (r *Runtime) list(ctx context.Context, ts *toolset, q ListQuery) (*Result, 
 // maxInstructions bounds what is shown of a server's instructions.
 const maxInstructions = 2000
 
-func toolLine(name, line string) string {
-	if line == "" {
-		return "- " + name
+// toolLine is a line of a listing.
+func toolLine(e *catalogEntry) string {
+	if e.Line == "" {
+		return "- " + asLine(e.Name, 128)
 	}
-	return "- " + name + ": " + line
+	return "- " + asLine(e.Name, 128) + ": " + clipChars(e.Line, listedLine)
 }
 
 // listing is one page of lines.

@@ -221,6 +221,21 @@ func (r *Runtime) refresh(ctx context.Context, s Scope, c *Connection, force boo
 	return stored, key, err
 }
 
+// Refresh reads the catalogue of a connection's server anew, past every cache,
+// and stores it for whoever shares it.
+func (r *Runtime) Refresh(ctx context.Context, s Scope, c *Connection) error {
+	var ps problems
+	ps.connection("connection", c)
+	if err := errors.Join(s.check(), specError(ps)); err != nil {
+		return err
+	}
+	_, _, err := r.refresh(ctx, s, c, true)
+	if err != nil {
+		return fmt.Errorf("psych: refresh the catalogue of %q: %w", c.Name, err)
+	}
+	return nil
+}
+
 // unreachable says to the model, in a few words, why a server can't be reached.
 func unreachable(err error) string {
 	switch {

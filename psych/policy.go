@@ -269,8 +269,7 @@ func locate(u *url.URL) (urlPrefix, bool) {
 	if l.port == "" {
 		l.port = map[string]string{"http": "80", "https": "443"}[l.scheme]
 	}
-	escaped := strings.ToLower(u.EscapedPath())
-	if l.port == "" || l.host == "" || u.Opaque != "" || strings.Contains(escaped, "%2f") || strings.Contains(escaped, "%5c") || strings.ContainsAny(l.path, "\\\x00") {
+	if l.port == "" || strings.ContainsAny(l.path, "\\\x00") || strings.Contains(strings.ToLower(u.EscapedPath()), "%2f") {
 		return l, false
 	}
 	for _, r := range u.Hostname() {

@@ -208,6 +208,7 @@ func TestURLPrefix(t *testing.T) {
 		{"https://h.example/a", "https://h.example/a/..%2Fb", false},
 		{"https://h.example/a", "https://h.example/a/..%5cb", false},
 		{"https://h.example/a", `https://h.example/a/..\b`, false},
+		{"https://h.example/a", "https://h.example/a/%00", false},
 		{"https://h.example/a", "https://h.example/a/...", true},
 		{"https://h.example/a", "https://h.example/a/..b", true},
 		{"http://[::1]:8080/", "http://[::1]:8080/mcp", true},

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -162,7 +164,7 @@ func (p *prompt) trim(ctx context.Context, s *state, blobs BlobStore, trims []*p
 
 // encode makes the bytes of a message, not chained yet.
 func (p *prompt) encode(ctx context.Context, s *state, i int, blobs BlobStore, trims map[*part]bool) (Wire, error) {
-	m, err := s.message(ctx, i, blobs, trims)
+	m, err := s.message(ctx, i, blobs, trims, p.codec.Limits())
 	if err != nil {
 		return Wire{}, err
 	}
@@ -217,11 +219,11 @@ func (p *prompt) request(v *Version, model string, tail Wire) *Request {
 }
 
 // message projects an entry of the history: a function of the records alone.
-func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*part]bool) (*Message, error) {
+func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*part]bool, limits ModelLimits) (*Message, error) {
 	it := &s.history[i]
 	switch {
 	case it.user != nil:
-		return s.userBlocks(ctx, it.user, blobs)
+		return s.userBlocks(ctx, it.user, blobs, limits)
 	case it.said != nil:
 		m := &Message{Role: RoleAssistant, Blocks: make([]Block, 0, len(it.said.Blocks))}
 		calls := it.results.calls
@@ -238,14 +240,24 @@ func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*
 			if err := s.fetch(ctx, c, blobs); err != nil {
 				return nil, err
 			}
-			m.Blocks[j].Result = &ToolOutput{CallID: c.wireID, Text: string(s.appendAnswer(nil, c, trims)), IsError: c.done.Outcome != Succeeded}
+			out := &ToolOutput{CallID: c.wireID, Text: string(s.appendAnswer(nil, c, trims)), IsError: c.done.Outcome != Succeeded}
+			for k := range c.parts {
+				img, err := s.image(ctx, c.parts[k].p, blobs, limits)
+				if err != nil {
+					return nil, err
+				}
+				if img != nil && !out.IsError {
+					out.Images = append(out.Images, *img)
+				}
+			}
+			m.Blocks[j].Result = out
 		}
 		return m, nil
 	}
 }
 
 // userBlocks is a message of the user's: its text, then a block an attachment.
-func (s *state) userBlocks(ctx context.Context, e *UserMessage, blobs BlobStore) (*Message, error) {
+func (s *state) userBlocks(ctx context.Context, e *UserMessage, blobs BlobStore, limits ModelLimits) (*Message, error) {
 	text, err := e.Text.load(ctx, blobs, s.run)
 	if err != nil {
 		return nil, err
@@ -255,6 +267,14 @@ func (s *state) userBlocks(ctx context.Context, e *UserMessage, blobs BlobStore)
 		a := &e.Attachments[i]
 		head := fmt.Sprintf("[attachment %q, %s, %d bytes", a.Name, a.Output.ContentType, a.Output.Size)
 		if a.Output.Binary {
+			img, err := s.image(ctx, &a.Output, blobs, limits)
+			if err != nil {
+				return nil, err
+			}
+			if img != nil {
+				m.Blocks = append(m.Blocks, Block{Text: head + "]"}, Block{Image: img})
+				continue
+			}
 			m.Blocks = append(m.Blocks, Block{Text: head + ", binary: it can't be shown as text]"})
 			continue
 		}
@@ -264,6 +284,24 @@ func (s *state) userBlocks(ctx context.Context, e *UserMessage, blobs BlobStore)
 		m.Blocks = append(m.Blocks, Block{Text: head + "]\n" + string(showNULs(text))})
 	}
 	return m, nil
+}
+
+// image is a payload as an image, if the model takes it as one and it is what
+// its type says: a provider refuses all of a request for one that is not.
+func (s *state) image(ctx context.Context, p *Payload, blobs BlobStore, limits ModelLimits) (*Image, error) {
+	if !p.Binary || p.letGo() || !slices.Contains(limits.Images, p.ContentType) || limits.ImageBytes > 0 && p.Size > int64(limits.ImageBytes) {
+		return nil, nil
+	}
+	data, err := p.load(ctx, blobs, s.run)
+	switch {
+	case errors.Is(err, ErrNotFound): // its bytes were deleted behind the log
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case http.DetectContentType(data) != p.ContentType:
+		return nil, nil
+	}
+	return &Image{p.ContentType, data}, nil
 }
 
 func (s *state) said(ctx context.Context, to []Block, b *Said, calls []*call, blobs BlobStore) ([]Block, []*call, error) {
