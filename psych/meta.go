@@ -135,7 +135,7 @@ func (d *driver) reachThrough(name string, args json.RawMessage) (*reach, error)
 		q, ts := *to.List, d.set
 		return &reach{tool: &Tool{
 			def: ToolDef{Name: name}, args: &schema{}, opts: ToolOptions{Idempotent: true, Pages: true},
-			run: func(ctx context.Context, _ *Call) (*Result, error) { return d.rt.list(ctx, ts, q) },
+			run: func(ctx context.Context, c *Call) (*Result, error) { return textOf(d.rt.list(ctx, c.Scope, ts, q)) },
 		}, args: args}, nil
 	}
 	return d.remote(to.ToolRef, to.Arguments)
@@ -187,22 +187,31 @@ func (ts *toolset) entryOf(ref ToolRef) (*server, *catalogEntry, error) {
 	return nil, nil, &reachError{CodeUnknownTool, clipChars(fmt.Sprintf("%s has no tool named %q that may be used. The nearest of %d: %s. %s finds others.", sv.Name, clipChars(ref.Tool, 100), len(names), strings.Join(near, ", "), listToolsName), maxModelMessage)}
 }
 
-// remote is a tool of a server, as a Tool that calls it.
+// remote is a call of a server's tool.
 func (d *driver) remote(ref ToolRef, args json.RawMessage) (*reach, error) {
-	sv, e, err := d.set.entryOf(ref)
+	t, err := d.rt.remote(d.store, d.info.Scope, d.set, ref)
+	if err != nil {
+		return nil, err
+	}
+	return &reach{tool: t, name: t.def.Name, args: args, remote: true}, nil
+}
+
+// remote is a tool of a server, as a Tool that calls it.
+func (r *Runtime) remote(ctx context.Context, s Scope, ts *toolset, ref ToolRef) (*Tool, error) {
+	sv, e, err := ts.entryOf(ref)
 	if err != nil {
 		return nil, err
 	}
 	name := ToolName(sv.Name, e.Name)
-	defs, err := d.rt.catalogs.definitions(d.store, d.key.Tenant, sv.catalog, []string{e.Name})
-	if err != nil || len(defs) == 0 {
-		d.log.ErrorContext(d.ctx, "a tool's definition can't be read", "server", sv.Name, "tool", e.Name, "err", err)
+	defs, err := r.catalogs.definitions(ctx, s.Tenant, sv.catalog, []string{e.Name})
+	if err != nil {
+		r.log.ErrorContext(ctx, "a tool's definition can't be read", "tenant", s.Tenant, "server", sv.Name, "tool", e.Name, "err", err)
 		return nil, &reachError{CodeUnreachable, fmt.Sprintf("The definition of %s can't be read now; try again later.", name)}
 	}
 	def := &defs[0]
-	t := &Tool{def: ToolDef{Name: name}, args: d.rt.schemaOf(e.Def, def), opts: ToolOptions{Idempotent: sv.TrustAnnotations && (e.ReadOnly || e.Idempotent)}}
-	t.run = func(ctx context.Context, c *Call) (*Result, error) { return d.call(ctx, sv, def, c) }
-	return &reach{tool: t, name: name, args: args, remote: true}, nil
+	t := &Tool{def: ToolDef{Name: name}, args: r.schemaOf(e.Def, def), opts: ToolOptions{Idempotent: sv.TrustAnnotations && (e.ReadOnly || e.Idempotent)}}
+	t.run = func(ctx context.Context, c *Call) (*Result, error) { return r.call(ctx, s, sv, def, c) }
+	return t, nil
 }
 
 // schemaOf compiles the schema of a server's tool, once a process. What can't
@@ -225,27 +234,27 @@ func (r *Runtime) schemaOf(of Digest, def *RemoteTool) *schema {
 }
 
 // call calls a tool of a server, if it may still be used.
-func (d *driver) call(ctx context.Context, sv *server, t *RemoteTool, c *Call) (*Result, error) {
-	permit, err := d.rt.permit(ctx, d.info.Scope)
+func (r *Runtime) call(ctx context.Context, s Scope, sv *server, t *RemoteTool, c *Call) (*Result, error) {
+	permit, err := r.permit(ctx, s)
 	if err != nil {
-		d.log.ErrorContext(ctx, "policy", "err", err)
-		return nil, &reachError{CodeRefused, fmt.Sprintf("Whether %s may be used can't be told now; it was not called.", c.Name)}
+		c.Log.ErrorContext(ctx, "policy", "err", err)
+		return nil, &reachError{CodeRefused, fmt.Sprintf("Whether %s may be used can't be told now; it was not called.", ToolName(sv.Name, t.Name))}
 	}
 	if narrow(sv.Connection, permit, sv.catalog, t.Name) == nil {
-		return nil, &reachError{CodeRefused, fmt.Sprintf("%s may not be used any more; it was not called.", c.Name)}
+		return nil, &reachError{CodeRefused, fmt.Sprintf("%s may not be used any more; it was not called.", ToolName(sv.Name, t.Name))}
 	}
 	var res *Result
 	began := false
-	err = d.rt.session(ctx, d.info.Scope, sv.Connection, func(s Session, _ catalogKey) (err error) {
+	err = r.session(ctx, s, sv.Connection, func(session Session, _ catalogKey) (err error) {
 		began = true
-		res, err = s.CallTool(ctx, t, c)
+		res, err = session.CallTool(ctx, t, c)
 		return err
 	})
 	switch {
 	case err == nil || ctx.Err() != nil:
 		return res, err
 	case !began || errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized):
-		d.log.WarnContext(ctx, "server", "server", sv.Name, "err", err)
+		c.Log.WarnContext(ctx, "server", "server", sv.Name, "err", err)
 		return nil, &reachError{CodeUnreachable, fmt.Sprintf("%s can't be reached now (%s); the tool was not called.", sv.Name, unreachable(err))}
 	}
 	return nil, &brokenCall{fmt.Sprintf("%s: %s", sv.Name, clipChars(err.Error(), 300)), err}
@@ -274,7 +283,7 @@ func listTools(ctx context.Context, r *Runtime, ts *toolset, c *Call) (*Result, 
 	if err := json.Unmarshal(c.Arguments, &q); err != nil {
 		return nil, err
 	}
-	return r.list(ctx, ts, q)
+	return textOf(r.list(ctx, c.Scope, ts, q))
 }
 
 // Bounds of a page of list_tools.
@@ -284,16 +293,20 @@ const (
 	listedChars = 8000
 )
 
+func textOf(s string, err error) (*Result, error) {
+	if err != nil {
+		return nil, err
+	}
+	return Text(s), nil
+}
+
 // list answers list_tools.
-func (r *Runtime) list(ctx context.Context, ts *toolset, q ListQuery) (*Result, error) {
+func (r *Runtime) list(ctx context.Context, s Scope, ts *toolset, q ListQuery) (string, error) {
 	var head string
 	var lines []string
 	switch {
 	case q.Query != "":
-		var err error
-		if head, lines, err = r.search(ctx, ts, q); err != nil {
-			return nil, err
-		}
+		return r.search(ctx, s, ts, q)
 	case q.Server == "":
 		for _, sv := range ts.servers {
 			what := fmt.Sprintf(" (%d tools)", len(sv.tools))
@@ -306,49 +319,47 @@ func (r *Runtime) list(ctx context.Context, ts *toolset, q ListQuery) (*Result, 
 	default:
 		sv, err := ts.serverOf(q.Server)
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 		head = fmt.Sprintf("%s: %d tools", sv.Name, len(sv.tools))
 		if sv.catalog.instructions != "" && q.Offset == 0 {
 			head += "\nThe server says of itself: " + asLine(sv.catalog.instructions, maxInstructions)
 		}
 		for _, e := range sv.tools {
-			lines = append(lines, toolLine(e))
+			lines = append(lines, toolLine(e.Name, e.Line))
 		}
 	}
-	return Text(listing(head, lines, q.Offset)), nil
+	return page(head, lines[min(q.Offset, len(lines)):], q.Offset, len(lines)), nil
 }
 
 // maxInstructions bounds what is shown of a server's instructions.
 const maxInstructions = 2000
 
 // toolLine is a line of a listing.
-func toolLine(e *catalogEntry) string {
-	if e.Line == "" {
-		return "- " + asLine(e.Name, 128)
+func toolLine(name, line string) string {
+	if line == "" {
+		return "- " + asLine(name, 128)
 	}
-	return "- " + asLine(e.Name, 128) + ": " + clipChars(e.Line, listedLine)
+	return "- " + asLine(name, 128) + ": " + clipChars(line, listedLine)
 }
 
-// listing is one page of lines.
-func listing(head string, lines []string, offset int) string {
-	if offset > len(lines) {
-		offset = len(lines)
-	}
+// page is an answer of as many lines as fit of those that follow offset, of a
+// total.
+func page(head string, lines []string, offset, total int) string {
 	var b strings.Builder
 	b.WriteString(head)
-	n, chars := offset, utf8.RuneCountInString(head)
-	for ; n < len(lines) && n < offset+listedTools; n++ {
-		if chars += utf8.RuneCountInString(lines[n]) + 1; chars > listedChars && n > offset {
+	n, chars := 0, utf8.RuneCountInString(head)
+	for ; n < min(len(lines), listedTools); n++ {
+		if chars += utf8.RuneCountInString(lines[n]) + 1; chars > listedChars && n > 0 {
 			break
 		}
 		b.WriteString("\n" + lines[n])
 	}
-	switch {
-	case n < len(lines):
-		fmt.Fprintf(&b, "\n%d more: go on with offset %d.", len(lines)-n, n)
-	case offset == len(lines) && len(lines) > 0:
-		fmt.Fprintf(&b, "\nNo more: offset %d is past the end.", offset)
+	switch next := offset + n; {
+	case offset >= total && offset > 0:
+		fmt.Fprintf(&b, "\nNo more: offset %d is past the end, %d.", offset, total)
+	case next < total:
+		fmt.Fprintf(&b, "\n%d more: go on with offset %d.", total-next, next)
 	}
 	return b.String()
 }

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"github.com/psych-go/psych-go/psych/internal/lexical"
 )
 
 // Defaults of an engine (FORMATS, "Engine").
@@ -53,6 +55,9 @@ type Options struct {
 	// AllowCommands lets Specs name connections by command, which this program
 	// then starts: for a laptop, where Specs are the user's own.
 	AllowCommands bool
+	// Ranker orders what list_tools finds for a query. Without it the lexical
+	// search does.
+	Ranker Ranker
 	// Disclosures are strategies beside the built-in ones, by name.
 	Disclosures map[string]Disclosure
 	// Waker is told of Runs that became due; without it they are driven when
@@ -93,8 +98,9 @@ type Runtime struct {
 	mu       sync.Mutex
 	versions map[versionKey]*Version
 	openings map[openingKey]*opening
-	opened   map[versionKey]*openingDoc // by tenant and digest
-	schemas  map[Digest]*schema         // of tools of servers, by definition
+	opened   map[versionKey]*openingDoc      // by tenant and digest
+	schemas  map[Digest]*schema              // of tools of servers, by definition
+	segments map[segmentKey]*lexical.Segment // of the index of tools
 	failures map[catalogKey]serverFailure
 	driving  map[RunKey]chan struct{} // nudged when an abort is posted in this process
 }
@@ -112,7 +118,9 @@ type openingKey struct {
 // New makes a Runtime on s. It does no IO. Every problem of the options is in
 // the error.
 func New(s Store, o *Options) (*Runtime, error) {
-	r := &Runtime{store: s, tools: map[string]*Tool{}, versions: map[versionKey]*Version{}, openings: map[openingKey]*opening{}, opened: map[versionKey]*openingDoc{}, schemas: map[Digest]*schema{}, failures: map[catalogKey]serverFailure{}, driving: map[RunKey]chan struct{}{}}
+	r := &Runtime{
+		store: s, tools: map[string]*Tool{}, versions: map[versionKey]*Version{}, openings: map[openingKey]*opening{}, opened: map[versionKey]*openingDoc{}, schemas: map[Digest]*schema{}, failures: map[catalogKey]serverFailure{}, segments: map[segmentKey]*lexical.Segment{}, driving: map[RunKey]chan struct{}{},
+	}
 	if o != nil {
 		r.o = *o
 	}

@@ -7,9 +7,9 @@
 // one index:
 //
 //   - A tool scores by BM25F: by how rare a word of the query is, by where the
-//     tool has it (in its name; the first sentence of its description, or its
-//     server's name; the rest of its description, its arguments, or its
-//     server's description), and by how long that text is.
+//     tool has it (its name counts most, its description and its server's name
+//     less, its arguments and its server's description least), and by how long
+//     that text is.
 //   - Words are compared without case, diacritics and endings. Identifiers are
 //     split where people see words in them. Text of scripts that put no spaces
 //     between words is compared by pairs of characters.
@@ -21,35 +21,31 @@
 //   - A tool whose name is the query stands first, whatever else matches, and
 //     then one whose name the query holds.
 //
-// # What was tried
-//
-// Descriptions of arguments, values of enumerations, names of two words written
-// as one, words that begin with a known word of the query, and a stemmer that
-// knows more endings found no tool that wasn't found without them.
+// An address or a path in a query stands for its kind alone. What was tried and
+// found no more tools: descriptions of arguments, values of enumerations, more
+// weight for the first sentence of a description, two words of the query as one,
+// known words as beginnings of others, and a stemmer that knows more endings.
 package lexical
 
 import (
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
 // The fields of a tool.
 const (
 	inName       = iota
-	inLead       // the first sentence of its description
-	inText       // the rest of it
+	inText       // its description
 	inArgs       // names of its arguments
 	inServer     // its server's name
 	inServerText // its server's description
 	fields
 )
 
-// Bounds of what is indexed, in bytes.
-const (
-	maxLead = 400 // of a first sentence
-	maxText = 16 << 10
-)
+// maxText is how much of a description is indexed, in bytes.
+const maxText = 16 << 10
 
 // A Tool is what is indexed of a tool.
 type Tool struct {
@@ -65,7 +61,7 @@ type Segment struct {
 	lengths         [fields]uint16 // of the server's own fields
 	sums            [fields]int    // of all tools' lengths
 
-	terms    map[string]int32 // stems, to their number
+	terms    map[string]int32 // stems, and the words themselves, to the number of their term
 	starts   []int32          // of each term's postings, and after them the end of the last
 	postings []posting        // of each term: the server's if it has any, then the tools' in order
 
@@ -97,9 +93,15 @@ type word struct {
 // NewSegment returns the index of the tools of a server: group is its name,
 // which sets tools of one name apart, and groupText describes it.
 func NewSegment(group, groupText string, tools []Tool) *Segment {
-	b := builder{
-		s:     &Segment{group: group, groupKey: key(group), tools: make([]entry, len(tools)), terms: map[string]int32{}},
-		known: map[string]int32{},
+	b := builders.Get().(*builder)
+	defer b.end()
+	size := len(groupText)
+	for _, t := range tools {
+		size += len(t.Name) + len(t.Text) + 16*len(t.Args)
+	}
+	b.s = &Segment{
+		group: group, groupKey: key(group), tools: make([]entry, len(tools)),
+		terms: make(map[string]int32, min(size/bytesPerTerm, maxTerms)),
 	}
 	b.add(ofServer, inServer, group, &b.s.lengths)
 	b.add(ofServer, inServerText, clip(groupText, maxText), &b.s.lengths)
@@ -107,9 +109,7 @@ func NewSegment(group, groupText string, tools []Tool) *Segment {
 		e := &b.s.tools[i]
 		e.name, e.key = t.Name, key(t.Name)
 		b.add(i, inName, t.Name, &e.lengths)
-		lead, rest := firstSentence(clip(t.Text, maxText))
-		b.add(i, inLead, lead, &e.lengths)
-		b.add(i, inText, rest, &e.lengths)
+		b.add(i, inText, clip(t.Text, maxText), &e.lengths)
 		for _, a := range t.Args {
 			b.add(i, inArgs, a, &e.lengths)
 		}
@@ -129,11 +129,29 @@ func (s *Segment) Len() int { return len(s.tools) }
 // Name returns the name of a tool, counted as NewSegment got them.
 func (s *Segment) Name(tool int) string { return s.tools[tool].name }
 
+// What a map is made for at first: text of so many bytes has a word that it had
+// not before, while there are not so many.
+const (
+	bytesPerTerm = 20
+	maxTerms     = 4000
+)
+
+// A builder is the memory of a NewSegment, which later ones use again.
 type builder struct {
-	s     *Segment
-	known map[string]int32 // words, to the number of their terms
-	found []occurrence
-	buf   []byte
+	s             *Segment
+	words         []word
+	found, sorted []occurrence
+	count         int32 // of terms
+	next          []int32
+	buf           []byte
+}
+
+var builders = sync.Pool{New: func() any { return new(builder) }}
+
+func (b *builder) end() {
+	clear(b.words)
+	b.words, b.found, b.s, b.count = b.words[:0], b.found[:0], nil, 0
+	builders.Put(b)
 }
 
 type occurrence struct {
@@ -152,20 +170,25 @@ func (b *builder) add(tool, field int, text string, lengths *[fields]uint16) {
 	})
 }
 
+// term returns the number of a word's term. The map has the words beside their
+// stems: no word has two, since a stem is its own.
 func (b *builder) term(w []byte) int32 {
-	if t, ok := b.known[string(w)]; ok {
+	if t, ok := b.s.terms[string(w)]; ok {
 		return t
 	}
 	text := string(w)
 	root := stem(text)
 	t, ok := b.s.terms[root]
 	if !ok {
-		t = int32(len(b.s.terms))
+		t = b.count
+		b.count++
 		b.s.terms[root] = t
 	}
-	b.known[text] = t
+	if root != text {
+		b.s.terms[text] = t
+	}
 	if utf8.RuneCountInString(text) >= minStart {
-		b.s.words = append(b.s.words, word{text, letters(text), t})
+		b.words = append(b.words, word{text, letters(text), t})
 	}
 	return t
 }
@@ -173,42 +196,46 @@ func (b *builder) term(w []byte) int32 {
 // build sorts what was found by terms. Tools came in order, and stay so.
 func (b *builder) build() *Segment {
 	s := b.s
-	next := make([]int32, len(s.terms)+1)
+	next := zeroed(b.next, int(b.count)+1)
 	for _, o := range b.found {
 		next[o.term+1]++
 	}
-	for i := range len(s.terms) {
+	for i := range b.count {
 		next[i+1] += next[i]
 	}
-	ends := slices.Clone(next[1:])
-	sorted := make([]occurrence, len(b.found))
+	sorted := slices.Grow(b.sorted[:0], len(b.found))[:len(b.found)]
 	for _, o := range b.found {
 		sorted[next[o.term]] = o
 		next[o.term]++
 	}
+	b.next, b.sorted = next, sorted
 
-	s.starts = make([]int32, len(s.terms)+1)
-	s.postings = make([]posting, 0, len(sorted))
-	from := int32(0)
-	for term, end := range ends {
-		start := len(s.postings)
-		s.starts[term] = int32(start)
-		for _, o := range sorted[from:end] {
-			if n := len(s.postings); n == start || s.postings[n-1].tool != o.tool {
-				s.postings = append(s.postings, posting{tool: o.tool})
-			}
-			p := &s.postings[len(s.postings)-1]
-			if o.field == inName && o.counts && p.count[inName] == 0 {
-				s.tools[o.tool].terms++
-			}
-			if p.count[o.field] < ^uint8(0) {
-				p.count[o.field]++
-			}
+	postings := 0
+	for i := range sorted {
+		if i == 0 || sorted[i].term != sorted[i-1].term || sorted[i].tool != sorted[i-1].tool {
+			postings++
 		}
-		from = end
 	}
-	s.starts[len(s.terms)] = int32(len(s.postings))
-	s.postings = slices.Clip(s.postings)
+	s.starts = make([]int32, 0, int(b.count)+1)
+	s.postings = make([]posting, 0, postings)
+	for i, o := range sorted {
+		first := i == 0 || o.term != sorted[i-1].term
+		if first {
+			s.starts = append(s.starts, int32(len(s.postings)))
+		}
+		if first || o.tool != sorted[i-1].tool {
+			s.postings = append(s.postings, posting{tool: o.tool})
+		}
+		p := &s.postings[len(s.postings)-1]
+		if o.field == inName && o.counts && p.count[inName] == 0 {
+			s.tools[o.tool].terms++
+		}
+		if p.count[o.field] < ^uint8(0) {
+			p.count[o.field]++
+		}
+	}
+	s.starts = append(s.starts, int32(len(s.postings)))
+	s.words = slices.Clone(b.words)
 	slices.SortFunc(s.words, func(a, b word) int {
 		if n := len(a.text) - len(b.text); n != 0 {
 			return n
@@ -218,33 +245,10 @@ func (b *builder) build() *Segment {
 	return s
 }
 
-// find returns where the postings of a term are.
-func (s *Segment) find(term string) (from, to int32) {
-	t, ok := s.terms[term]
-	if !ok {
-		return 0, 0
-	}
-	return s.starts[t], s.starts[t+1]
-}
-
 // longer returns the words of at least n bytes.
 func (s *Segment) longer(n int) []word {
 	at, _ := slices.BinarySearchFunc(s.words, n, func(w word, n int) int { return len(w.text) - n })
 	return s.words[at:]
-}
-
-// firstSentence splits a description behind what says most of it.
-func firstSentence(s string) (lead, rest string) {
-	s = strings.TrimSpace(s)
-	for i, c := range s {
-		switch {
-		case i >= maxLead, c == '\n', c == '。':
-			return s[:i], s[i:]
-		case c == '.' && i+1 < len(s) && (s[i+1] == ' ' || s[i+1] == '\n' || s[i+1] == '\r'):
-			return s[:i], s[i:]
-		}
-	}
-	return s, ""
 }
 
 // clip cuts s to n bytes, and not within a character.

@@ -12,22 +12,22 @@ import (
 // matters little: any closer choice fits the queries that it was made with, and
 // not the next ones.
 const (
-	saturation = 1.2 // k1 of BM25F: how soon more of the same word adds nothing
+	saturation = 1.5 // k1 of BM25F: how soon more of the same word adds nothing
 	byLength   = 0.4 // its b: how much the length of a field counts
 
-	bySynonym  = 0.5 // of a match by another word than the query's
-	byStart    = 0.8
+	bySynonym  = 0.6 // of a match by another word than the query's
+	byStart    = 0.5
 	byTypo     = 0.8
-	byTwoTypos = 0.6
+	byTwoTypos = 0.5
 	byPart     = 0.5 // of a part of an identifier that matches as a whole, too
 
 	byQuery  = 0.4 // share of a score that only a match of the whole query gets
 	byName   = 0.5 // what a name adds that matches as a whole
 	byServer = 0.3 // what the best tool of a server adds to each of them
-	byRepeat = 0.6 // what each tool of the same name before it leaves of a score
+	byRepeat = 0.5 // what each tool of the same name before it leaves of a score
 )
 
-var fieldWeights = [fields]float64{inName: 3, inLead: 1, inText: 0.5, inArgs: 0.5, inServer: 1, inServerText: 0.5}
+var fieldWeights = [fields]float64{inName: 3, inText: 1, inArgs: 0.5, inServer: 1, inServerText: 0.5}
 
 // Options are the bounds of a Search.
 type Options struct {
@@ -264,7 +264,7 @@ func (s *search) scoreTerm(r ref, worth, weight float64) {
 	server := 0.0
 	if postings[0].tool == ofServer {
 		server = s.frequency(&postings[0].count, &seg.lengths)
-		x := float64(worth * saturated(server))
+		x := worth * saturated(server)
 		for t := base; t < base+len(seg.tools); t++ {
 			if s.open[t] {
 				s.clause[t] = max(s.clause[t], x)
@@ -329,7 +329,8 @@ func (s *search) nameRank(seg *Segment, e *entry, query, words string) rank {
 	switch {
 	case e.name == query && query != "":
 		return sameName
-	case strings.HasSuffix(query, e.name) && strings.HasPrefix(query, seg.group) && query[len(seg.group):len(query)-len(e.name)] == "__":
+	case len(query) == len(seg.group)+2+len(e.name) && strings.HasPrefix(query, seg.group) &&
+		query[len(seg.group):len(seg.group)+2] == "__" && strings.HasSuffix(query, e.name):
 		return sameName
 	case e.key == "":
 		return unnamed
@@ -379,13 +380,13 @@ func (s *search) collect() {
 			}
 			x := 0.0
 			if s.scores[t] > 0 {
-				x = s.scores[t] + float64(byServer*best)
-				x *= 1 - byQuery + float64(byQuery*s.matched[t]/s.possible)
+				x = s.scores[t] + byServer*best
+				x *= 1 - byQuery + byQuery*s.matched[t]/s.possible
 				if e.terms > 0 {
-					x *= 1 + float64(byName*min(1, s.named[t]/float64(e.terms)))
+					x *= 1 + byName*min(1, s.named[t]/float64(e.terms))
 				}
 			}
-			// Whole numbers are the same on all processors, but for few.
+			// Whole, so that last bits, which differ between processors, decide nothing.
 			score := int(math.Round(1000 * x))
 			s.heap = append(s.heap, candidate{segment: i, tool: j, rank: s.ranks[t], full: score, score: score})
 		}

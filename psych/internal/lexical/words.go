@@ -53,7 +53,7 @@ func classOf(c rune) class {
 	switch {
 	case c < utf8.RuneSelf:
 		return ascii[c]
-	case c >= 0xe00 && unicode.In(c, spaceless...), c == 'ー':
+	case 0x4e00 <= c && c <= 0x9fff, c == 'ー', c >= 0xe00 && unicode.In(c, spaceless...):
 		return unspaced
 	case unicode.IsUpper(c):
 		return upper
@@ -75,6 +75,10 @@ func split(text string, buf []byte, emit func(w []byte, k kind)) []byte {
 	if !isASCII(text) {
 		text = norm.NFKC.String(text)
 	}
+	plain := func(s string, k kind) { // neither case nor diacritics
+		buf = append(buf[:0], s...)
+		emit(buf, k)
+	}
 	fold := func(s string, k kind) {
 		buf = appendFold(buf[:0], s)
 		if len(buf) > 0 {
@@ -88,22 +92,21 @@ func split(text string, buf []byte, emit func(w []byte, k kind)) []byte {
 			i += n
 			continue
 		case unspaced:
-			before := ""
-			start := i
+			start, before := i, ""
 			for i < len(text) {
 				c, n := utf8.DecodeRuneInString(text[i:])
 				if classOf(c) != unspaced {
 					break
 				}
 				if before != "" {
-					fold(text[i-len(before):i+n], whole)
+					plain(text[i-len(before):i+n], whole)
 				}
 				before = text[i : i+n]
 				i += n
-				if start+n < i || i < len(text) && nextUnspaced(text[i:]) {
-					fold(before, single)
+				if i-n == start && !startsWith(text[i:], unspaced) {
+					plain(before, whole)
 				} else {
-					fold(before, whole)
+					plain(before, single)
 				}
 			}
 			continue
@@ -126,7 +129,7 @@ func split(text string, buf []byte, emit func(w []byte, k kind)) []byte {
 			case last == outside || k == last:
 			case k == digit || last == digit, last == lower:
 				cut = i
-			case run > 1 && c == 's' && !nextLower(text[i+n:]): // the plural of an acronym
+			case run > 1 && c == 's' && !startsWith(text[i+n:], lower): // the plural of an acronym
 				k = upper
 			default: // the last upper case letter begins the word
 				cut = at
@@ -156,14 +159,9 @@ func split(text string, buf []byte, emit func(w []byte, k kind)) []byte {
 	return buf
 }
 
-func nextLower(s string) bool {
+func startsWith(s string, k class) bool {
 	c, _ := utf8.DecodeRuneInString(s)
-	return s != "" && classOf(c) == lower
-}
-
-func nextUnspaced(s string) bool {
-	c, _ := utf8.DecodeRuneInString(s)
-	return classOf(c) == unspaced
+	return classOf(c) == k // of nothing: outside
 }
 
 func isASCII(s string) bool {
@@ -234,26 +232,41 @@ func key(name string) string {
 	return string(out)
 }
 
-// stem returns an English word without the endings of number and time. Those
-// that make other words of it stay: what converts is not the conversion's
-// result, and synonyms join what belongs together.
+// stem returns an English word without its endings of number and time. Those
+// that make another word of it stay. The stem of a stem is the stem itself.
 func stem(w string) string {
 	for i := range len(w) {
 		if w[i] < 'a' || w[i] > 'z' {
 			return w
 		}
 	}
+	for {
+		root := shorten(w)
+		if root == w {
+			return w
+		}
+		w = root
+	}
+}
+
+func shorten(w string) string {
+	switch w {
+	case "news":
+		return w
+	case "ids":
+		return "id"
+	}
 	w = singular(w)
 	switch n := len(w); {
-	case n > 5 && strings.HasSuffix(w, "ing") && strings.ContainsAny(w[:n-3], "aeiouy"):
-		w = undouble(w[:n-3])
+	case n > 4 && strings.HasSuffix(w, "ing") && hasVowel(w[:n-3]):
+		w = infinitive(w[:n-3])
 	case n > 4 && strings.HasSuffix(w, "ied"):
 		w = w[:n-3] + "y"
-	case n > 4 && strings.HasSuffix(w, "ed") && w[n-3] != 'e' && strings.ContainsAny(w[:n-2], "aeiouy"):
-		w = undouble(w[:n-2])
+	case n > 3 && strings.HasSuffix(w, "ed") && w[n-3] != 'e' && hasVowel(w[:n-2]):
+		w = infinitive(w[:n-2])
 	}
 	switch n := len(w); {
-	case n > 4 && w[n-1] == 'e': // lost before an ending: save, saving
+	case n > 4 && w[n-1] == 'e': // lost before an ending: delete, deleting
 		w = w[:n-1]
 	case n > 3 && w[n-1] == 'y': // changed before one: query, queries
 		w = w[:n-1] + "i"
@@ -269,7 +282,7 @@ func singular(w string) string {
 	case n > 4 && strings.HasSuffix(w, "ies"):
 		return w[:n-3] + "y"
 	}
-	for _, es := range [...]string{"sses", "shes", "ches", "xes", "zes"} {
+	for _, es := range [...]string{"sses", "shes", "ches", "xes"} {
 		if strings.HasSuffix(w, es) {
 			return w[:n-2]
 		}
@@ -277,13 +290,24 @@ func singular(w string) string {
 	return w[:n-1]
 }
 
-func undouble(w string) string {
+// infinitive returns a verb that lost ing or ed: stopp is stop, sav is save.
+func infinitive(w string) string {
 	n := len(w)
-	if n > 2 && w[n-1] == w[n-2] && !strings.ContainsRune("aeioulsz", rune(w[n-1])) {
+	if n < 2 || isVowel(w[n-1]) {
+		return w
+	}
+	switch {
+	case n > 3 && w[n-2] == w[n-1] && !strings.ContainsRune("lsz", rune(w[n-1])):
 		return w[:n-1]
+	case n <= 3 && isVowel(w[n-2]) && (n == 2 || !isVowel(w[0])) && !strings.ContainsRune("wxy", rune(w[n-1])):
+		return w + "e"
 	}
 	return w
 }
+
+func isVowel(c byte) bool { return strings.IndexByte("aeiouy", c) >= 0 }
+
+func hasVowel(w string) bool { return strings.ContainsAny(w, "aeiouy") }
 
 // letters is a set of which letters and digits are in w. Two words that one
 // typo sets apart differ in at most two of its bits.
