@@ -78,12 +78,6 @@ type catalogEntry struct {
 	Doc              int    `json:"doc"`                // which of the documents holds the definition
 }
 
-// A droppedTool is something of a listing that was not taken.
-type droppedTool struct {
-	Name   string `json:"name,omitempty"`
-	Reason string `json:"reason"`
-}
-
 // catalogFormat counts the formats of manifests and of their documents.
 const catalogFormat = 1
 
@@ -104,7 +98,7 @@ type manifest struct {
 	TTLSeconds   int            `json:"ttl_seconds"`
 	Documents    []Digest       `json:"documents,omitempty"`
 	Tools        []catalogEntry `json:"tools,omitempty"` // sorted by name
-	Dropped      []droppedTool  `json:"dropped,omitempty"`
+	Dropped      []DroppedTool  `json:"dropped,omitempty"`
 }
 
 // A catalog is a manifest as it was read. It is shared: nobody changes it.
@@ -264,10 +258,10 @@ func newCatalog(s Scope, c *Connection, l *serverList) (*catalog, map[Digest][]b
 	m.Connection.Name, m.Connection.URL, m.Connection.Command = c.Name, c.URL, c.Command
 	m.Connection.Credential, m.Connection.PerPrincipal = c.Credential, c.PerPrincipal
 	m.Instructions = clipChars(strings.ToValidUTF8(l.instructions, "\ufffd"), catalogInstructions)
-	var dropped []droppedTool
+	var dropped []DroppedTool
 	drop := func(name, format string, args ...any) {
 		name = clipChars(strings.ToValidUTF8(name, "\ufffd"), maxRemoteName)
-		dropped = append(dropped, droppedTool{name, fmt.Sprintf(format, args...)})
+		dropped = append(dropped, DroppedTool{name, fmt.Sprintf(format, args...)})
 	}
 	type taken struct {
 		catalogEntry
@@ -300,13 +294,13 @@ func newCatalog(s Scope, c *Connection, l *serverList) (*catalog, map[Digest][]b
 			continue
 		}
 		def := appendDefinition(nil, &t)
-		shown, reason := shownDef(t.ToolDef)
+		shown, _, reason := gate(t.ToolDef, ModelLimits{})
 		if withheld == "" {
 			withheld = reason
 		}
 		tools = append(tools, taken{catalogEntry{
 			Name: t.Name, Title: asLine(t.Title, catalogLine), Line: firstLine(t.Description),
-			Chars:            len(t.Name) + utf8.RuneCountInString(shown.Description) + utf8.RuneCount(shown.Schema) + 40,
+			Chars:            defChars(&shown),
 			DescriptionChars: utf8.RuneCountInString(t.Description),
 			ReadOnly:         t.ReadOnly, Idempotent: t.Idempotent,
 			Def: sha256.Sum256(def), Withheld: withheld,
@@ -362,9 +356,6 @@ func newCatalog(s Scope, c *Connection, l *serverList) (*catalog, map[Digest][]b
 	docs[d] = data
 	return &catalog{manifest: m, digest: d, instructions: m.Instructions}, docs, nil
 }
-
-// shownDef is a definition as providers are told it, or why they can't be.
-func shownDef(def ToolDef) (shown ToolDef, withheld string) { return def, "" }
 
 func (t *RemoteTool) bytes() int {
 	return len(t.Name) + len(t.Title) + len(t.Description) + len(t.Schema) + len(t.Output)
@@ -468,8 +459,8 @@ func firstLine(description string) string {
 }
 
 // sortDropped sorts by name, each thing once, the first maxDropped.
-func sortDropped(all []droppedTool) []droppedTool {
-	slices.SortFunc(all, func(a, b droppedTool) int {
+func sortDropped(all []DroppedTool) []DroppedTool {
+	slices.SortFunc(all, func(a, b DroppedTool) int {
 		if c := strings.Compare(a.Name, b.Name); c != 0 {
 			return c
 		}
@@ -477,7 +468,13 @@ func sortDropped(all []droppedTool) []droppedTool {
 	})
 	all = slices.Compact(all)
 	if more := len(all) - maxDropped; more > 0 {
-		all = append(all[:maxDropped:maxDropped], droppedTool{Reason: fmt.Sprintf("%d more are left out", more)})
+		all = append(all[:maxDropped:maxDropped], DroppedTool{Reason: fmt.Sprintf("%d more are left out", more)})
 	}
 	return all
+}
+
+// defChars is about what a definition takes of a request, in characters: some 40
+// surround name, description and schema.
+func defChars(d *ToolDef) int {
+	return len(d.Name) + utf8.RuneCountInString(d.Description) + utf8.RuneCount(d.Schema) + 40
 }

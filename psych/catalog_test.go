@@ -213,11 +213,18 @@ func TestCatalogKeepsDefinitions(t *testing.T) {
 		t.Fatalf("got  %+v\nwant %+v", doc.Tools, want)
 	}
 	e := c.find(in.Name)
-	if e.Title != "T itle" || !e.ReadOnly || !e.Idempotent || e.Withheld != "" || e.DescriptionChars != utf8.RuneCountInString(in.Description) || e.Def.IsZero() {
+	if e.Title != "T itle" || !e.ReadOnly || !e.Idempotent || !strings.Contains(e.Withheld, "twice") || e.DescriptionChars != utf8.RuneCountInString(in.Description) || e.Def.IsZero() {
 		t.Errorf("got %+v", e)
 	}
 	if want := len(in.Name) + e.DescriptionChars + utf8.RuneCount(want.Schema) + 40; e.Chars != want {
 		t.Errorf("it has %d characters, want %d", e.Chars, want)
+	}
+	// What counts is the definition as it is shown.
+	old := RemoteTool{ToolDef: ToolDef{Name: "old", Description: "Süß.", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"number","minimum":0,"exclusiveMinimum":true}}}`)}}
+	o, _ := mustCatalog(t, acme, &Connection{Name: "a"}, listed(old))
+	shown, _, reason := gate(old.ToolDef, ModelLimits{})
+	if e := o.find("old"); reason != "" || bytes.Equal(shown.Schema, old.Schema) || e.Withheld != "" || e.Chars != 3+4+utf8.RuneCount(shown.Schema)+40 {
+		t.Errorf("it is shown as %s (%s), and the entry is %+v", shown.Schema, reason, e)
 	}
 	if err := strictjson.Check(docs[c.digest]); err != nil {
 		t.Errorf("the manifest: %v", err)
@@ -342,7 +349,7 @@ func TestCatalogInstructions(t *testing.T) {
 
 // A tool that changes, comes or goes changes few documents of many.
 func TestCatalogDocuments(t *testing.T) {
-	tools := manyTools(3000)
+	tools := manyTools(1000)
 	conn := &Connection{Name: "a"}
 	c, docs := mustCatalog(t, acme, conn, listed(tools...))
 	total := 0
@@ -357,7 +364,7 @@ func TestCatalogDocuments(t *testing.T) {
 		t.Errorf("%d documents for %d bytes", n, total)
 	}
 	most := 0
-	for i := 0; i < len(tools); i += 1499 {
+	for i := 0; i < len(tools); i += 333 {
 		for what, change := range map[string]func([]RemoteTool) []RemoteTool{
 			"grows": func(ts []RemoteTool) []RemoteTool {
 				ts[i].Description += strings.Repeat("More. ", 500)
@@ -381,8 +388,8 @@ func TestCatalogDocuments(t *testing.T) {
 	}
 	t.Logf("%d tools in %d documents of %d bytes, a manifest of %d; at most %d new documents for one change", len(tools), len(c.Documents), total, len(docs[c.digest]), most)
 
-	huge := remoteTool("tool_01500", strings.Repeat("x", 900<<10))
-	tools[1500] = huge
+	huge := remoteTool("tool_00500", strings.Repeat("x", 900<<10))
+	tools[500] = huge
 	c, docs = mustCatalog(t, acme, conn, listed(tools...))
 	if d := docs[c.Documents[c.find(huge.Name).Doc]]; len(d) < 900<<10 || bytes.Count(d, []byte(`"name"`)) != 1 {
 		t.Errorf("a huge tool is in a document of %d bytes with %d tools", len(d), bytes.Count(d, []byte(`"name"`)))

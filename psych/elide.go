@@ -60,7 +60,7 @@ func (s *state) elide(b *batch) {
 			case small == 0:
 			case x.p.letGo() || x.p.Ref != nil && small < x.shown:
 				x.elided, x.shown = true, small
-			case small < x.shown && !c.done.Page:
+			case small < x.shown && !(c.done.Page && x.at == nil):
 				candidates = append(candidates, x)
 			}
 			total += x.shown

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -390,7 +392,56 @@ func readToolOf(ctx context.Context, r *Runtime, ts *toolset, c *Call) (*Result,
 	if err != nil {
 		return nil, err
 	}
-	return Text(clipChars(text, listedChars) + "\nThe whole definition is attached."), nil
+	return Text(shortToolText(sv.Name, &defs[0])), nil
+}
+
+// shortToolText is what a call needs first of a definition that is longer than
+// a page: its required arguments, and the names of the others.
+func shortToolText(server string, t *RemoteTool) string {
+	var root struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+		Required   []string                   `json:"required"`
+	}
+	_ = json.Unmarshal(t.Schema, &root) // of one that can't be read, nothing is shown but its begin
+	var b strings.Builder
+	fmt.Fprintf(&b, "server: %s\ntool: %s\n", server, asLine(t.Name, 128))
+	if d := strings.TrimSpace(strings.ToValidUTF8(t.Description, "\ufffd")); d != "" {
+		fmt.Fprintf(&b, "description: %s\n", clipChars(d, 2000))
+	}
+	if len(root.Properties) == 0 {
+		fmt.Fprintf(&b, "schema of its arguments, which begins: %s\n", clipChars(string(t.Schema), listedChars/2))
+	}
+	room := listedChars - utf8.RuneCountInString(b.String())
+	names := slices.Sorted(maps.Keys(root.Properties))
+	for _, required := range []bool{true, false} {
+		var left []string
+		for _, name := range names {
+			if slices.Contains(root.Required, name) != required {
+				continue
+			}
+			line := fmt.Sprintf("argument %q: %s\n", name, root.Properties[name])
+			if required {
+				line = "required " + line
+			}
+			if n := utf8.RuneCountInString(line); n <= room && (required || n < 400) {
+				b.WriteString(line)
+				room -= n
+			} else {
+				left = append(left, strconv.Quote(asLine(name, 128)))
+			}
+		}
+		if len(left) > 0 {
+			what := "further arguments"
+			if required {
+				what = "further required arguments"
+			}
+			line := clipChars(what+": "+strings.Join(left, ", "), max(room, 400)) + "\n"
+			b.WriteString(line)
+			room -= utf8.RuneCountInString(line)
+		}
+	}
+	b.WriteString("The whole definition is attached; search it for what is missing here.")
+	return b.String()
 }
 
 // toolText is a definition as the model reads it.

@@ -149,7 +149,7 @@ type ToolCallFinished struct {
 	Outcome      ToolOutcome  `json:"outcome"`
 	Code         string       `json:"code,omitempty"` // of a failure that Psych names
 	Tool         string       `json:"tool,omitempty"` // as in ToolCallStarted, where there is none
-	Page         bool         `json:"page,omitempty"` // of a reader: bounded already, and never elided
+	Page         bool         `json:"page,omitempty"` // of a reader: its result is bounded already, and never elided
 	Result       Payload      `json:"result"`
 	Attachments  []Attachment `json:"attachments,omitempty"`
 	Milliseconds int64        `json:"milliseconds,omitempty"`

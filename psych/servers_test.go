@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -204,7 +205,6 @@ func (h *harness) withServers(n *network, cs ...psych.Connection) {
 	h.restart()
 }
 
-func yes() *bool { t := true; return &t }
 func no() *bool  { f := false; return &f }
 
 func TestDeferredTools(t *testing.T) {
@@ -994,5 +994,145 @@ func TestReopened(t *testing.T) {
 	h.drive(key)
 	if rep := h.report(key); rep.ModelCalls[3].Breaks != nil {
 		t.Errorf("breaks %+v", rep.ModelCalls[3].Breaks)
+	}
+}
+
+// A definition that is longer than a page is shown as far as a call needs it,
+// and the rest is read by its handle.
+func TestLargeDefinition(t *testing.T) {
+	n := newNetwork()
+	var props, required []string
+	for i := range 400 {
+		props = append(props, fmt.Sprintf(`"arg%03d":{"type":"string","description":%q}`, i, strings.Repeat("words about it ", 14)))
+		if i%40 == 7 {
+			required = append(required, fmt.Sprintf(`"arg%03d"`, i))
+		}
+	}
+	large := psych.RemoteTool{ToolDef: psych.ToolDef{Name: "large", Description: strings.Repeat("A long story. ", 1000),
+		Schema: json.RawMessage(`{"type":"object","properties":{` + strings.Join(props, ",") + `},"required":[` + strings.Join(required, ",") + `]}`)}}
+	c := n.add("store", large)
+	h := newHarness(t, `
+steps:
+- calls: [{name: read_tool, arguments: {server: store, tool: large}}]
+- calls: [{name: read_tool_output, arguments: {handle: out_c1_1_definition, grep: arg399, unit: chars}}]
+  require: ['required argument "arg007": \{"type":"string"', 'further arguments: "arg', 'handle "out_c1_1_definition"']
+- text: done
+  require: ['arg399']
+`)
+	h.withServers(n, c)
+	rep := h.run()
+	if rep.Status != psych.StatusCompleted {
+		t.Fatalf("%+v", rep.Exchanges)
+	}
+	if got := rep.ModelCalls[1].Wire.History; got > 20_000 {
+		t.Errorf("a definition of 100,000 characters takes %d", got)
+	}
+}
+
+// A tool is found by what it does, over all servers or in one, never one that
+// may not be used; a Ranker can order what is found.
+func TestSearchTools(t *testing.T) {
+	n := newNetwork()
+	mail := n.add("mail",
+		psych.RemoteTool{ToolDef: psych.ToolDef{Name: "send_message", Description: "Sends an e-mail to somebody.", Schema: json.RawMessage(`{"type":"object"}`)}},
+		psych.RemoteTool{ToolDef: psych.ToolDef{Name: "purge", Description: "Deletes every e-mail for ever.", Schema: json.RawMessage(`{"type":"object"}`)}})
+	files := n.add("files", remoteTools("file", 60, 60)...)
+	mail.Deny, mail.Preload, files.Preload = []string{"purge"}, no(), no()
+	h := newHarness(t, `
+steps:
+- calls: [{name: list_tools, arguments: {query: "delete an e-mail zyzzyva"}}, {name: list_tools, arguments: {query: send_message, server: files}},
+          {name: list_tools, arguments: {query: file, offset: 55}}, {name: list_tools, arguments: {server: nowhere, query: file}}, {name: list_tools, arguments: {query: qqqq}}]
+- text: done
+  require: ['1 tool matches, as server / tool. Nothing matches: .*zyzzyva', '- mail / send_message: Sends an e-mail', '60 tools match, as server / tool\n- files / file_', 'no server named "nowhere"', 'No tool matches']
+  forbid: ['purge']
+`)
+	h.withServers(n, mail, files)
+	if rep := h.run(); rep.Status != psych.StatusCompleted {
+		t.Fatalf("%+v", rep.Exchanges)
+	}
+
+	ctx, scope := context.Background(), psych.Scope{Tenant: "t"}
+	h.o.Ranker = rankerFunc(func(tools []psych.RankedTool) ([]int, error) {
+		if !tools[0].Matches || tools[len(tools)-1].Matches {
+			t.Errorf("what is found does not come first: %+v", tools)
+		}
+		return []int{len(tools) - 1, 0}, nil
+	})
+	h.restart()
+	found, err := h.rt.FindTools(ctx, scope, &h.spec, psych.ListQuery{Query: "e-mail"}, 5)
+	if err != nil || len(found.Tools) != 2 || found.Total != 2 || found.Tools[0].Tool != "file_0059" || found.Tools[1].Tool != "send_message" {
+		t.Errorf("%+v, %v", found, err)
+	}
+	for _, bad := range []rankerFunc{
+		func([]psych.RankedTool) ([]int, error) { return nil, errors.New("down") },
+		func([]psych.RankedTool) ([]int, error) { return []int{0, 0}, nil },
+		func(tools []psych.RankedTool) ([]int, error) { return []int{len(tools)}, nil },
+	} {
+		h.o.Ranker = bad
+		h.restart()
+		if found, err := h.rt.FindTools(ctx, scope, &h.spec, psych.ListQuery{Query: "e-mail"}, 5); err != nil || len(found.Tools) != 1 || found.Tools[0].Tool != "send_message" {
+			t.Errorf("with a broken ranker: %+v, %v", found, err)
+		}
+	}
+	if _, err := h.rt.FindTools(ctx, scope, &h.spec, psych.ListQuery{}, 5); !errors.Is(err, psych.ErrInvalid) {
+		t.Errorf("without a query: %v, want ErrInvalid", err)
+	}
+}
+
+type rankerFunc func([]psych.RankedTool) ([]int, error)
+
+func (f rankerFunc) Rank(_ context.Context, _ psych.Scope, _ string, tools []psych.RankedTool) ([]int, error) {
+	return f(tools)
+}
+
+func TestWorkbench(t *testing.T) {
+	n := newNetwork()
+	odd := psych.RemoteTool{ToolDef: psych.ToolDef{Name: "odd", Description: "Odd.", Schema: json.RawMessage(`{"type":"object","oneOf":[{},{}]}`)}}
+	c := n.add("small", remoteTool("look", 40), remoteTool("see", 40), odd)
+	c.Deny = []string{"see"}
+	h := newHarness(t, "steps: [{text: done}]")
+	h.withServers(n, c)
+	ctx, scope := context.Background(), psych.Scope{Tenant: "t"}
+	reports, err := h.rt.Servers(ctx, scope, &h.spec, psych.ModelLimits{})
+	if err != nil || len(reports) != 1 || len(reports[0].Tools) != 3 {
+		t.Fatalf("%+v, %v", reports, err)
+	}
+	for _, tool := range reports[0].Tools {
+		if tool.Permitted != (tool.Name != "see") || (tool.Withheld != "") != (tool.Name == "odd") || tool.Wire != "small__"+tool.Name || tool.Chars < 50 {
+			t.Errorf("%+v", tool)
+		}
+	}
+	before := reports[0].Catalog
+	d, err := h.rt.Disclose(ctx, scope, &h.spec, h.model.Codec())
+	if err != nil || d.Strategy != "auto" || fmt.Sprint(d.Eager) != "[{small look}]" || d.Tools != 4 || d.Listed != 1 || d.Chars < 800 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	res, err := h.rt.CallTool(ctx, scope, &h.spec, psych.ToolRef{Server: "small", Tool: "look"}, json.RawMessage(`{"text":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(res.Body); err != nil || string(b) != "ran look" || res.Body.(io.Closer).Close() != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	for ref, args := range map[psych.ToolRef]string{{Server: "small", Tool: "see"}: `{"text":"a"}`, {Server: "small", Tool: "look"}: `{}`, {Server: "x", Tool: "look"}: `{}`} {
+		if _, err := h.rt.CallTool(ctx, scope, &h.spec, ref, json.RawMessage(args)); !errors.Is(err, psych.ErrInvalid) {
+			t.Errorf("%v: %v, want ErrInvalid", ref, err)
+		}
+	}
+	if got := len(n.server("small").calls); got != 1 {
+		t.Errorf("%d calls reached the server, want 1", got)
+	}
+	n.change("small", false, func(s *testServer) { s.tools = s.tools[1:] })
+	if err := h.rt.Refresh(ctx, scope, &h.spec.Connections[0]); err != nil {
+		t.Fatal(err)
+	}
+	if reports, err = h.rt.Servers(ctx, scope, &h.spec, psych.ModelLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, removed, _, err := h.rt.DiffCatalogs(ctx, "t", before, reports[0].Catalog); err != nil || fmt.Sprint(removed) != "[look]" {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if _, _, _, err := h.rt.DiffCatalogs(ctx, "u", before, before); !errors.Is(err, psych.ErrNotFound) {
+		t.Errorf("another tenant's: %v, want ErrNotFound", err)
 	}
 }

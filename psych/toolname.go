@@ -45,6 +45,23 @@ func nameByte(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-'
 }
 
+// ToolName returns the name by which a provider knows a tool of a server: 1 to
+// 64 of [A-Za-z0-9_-], whatever the two names are.
+//
+// It is server__tool where that is legal, holds __ in one place only (places
+// overlap: a___b has two) and does not itself end in _ and 8 hexadecimal
+// digits of either case; cut at its __ it gives both names back. Else it is
+// server__tool with each illegal character made _, of that the first 55
+// characters, then _ and the first 8 hexadecimal digits of SHA-256(server NUL
+// tool). So it never depends on other tools.
+func ToolName(server, tool string) string {
+	name := server + "__" + tool
+	if legalToolName(name) && strings.Index(name, "__") == len(server) && strings.LastIndex(name, "__") == len(server) && !wireSuffix(name) {
+		return name
+	}
+	return hashedName(name, server+"\x00"+tool)
+}
+
 // wireName returns the name of a call as a provider takes it, whatever a model
 // made up: as it is where that is legal, else each illegal character made _,
 // the first 55 characters, _ and 8 hexadecimal digits of SHA-256(name).
@@ -52,7 +69,15 @@ func wireName(name string) string {
 	if legalToolName(name) {
 		return name
 	}
-	const keep = 55
+	return hashedName(name, name)
+}
+
+// hashChars is how many hexadecimal digits of a hash stand in a name.
+const hashChars = 8
+
+// hashedName makes name legal, and tells it from others by a hash of id.
+func hashedName(name, id string) string {
+	const keep = maxToolName - 1 - hashChars
 	out := make([]byte, 0, maxToolName)
 	for _, c := range name {
 		if len(out) == keep {
@@ -63,8 +88,19 @@ func wireName(name string) string {
 		}
 		out = append(out, byte(c))
 	}
-	sum := sha256.Sum256([]byte(name))
-	return string(hex.AppendEncode(append(out, '_'), sum[:4]))
+	sum := sha256.Sum256([]byte(id))
+	return string(hex.AppendEncode(append(out, '_'), sum[:hashChars/2]))
+}
+
+// wireSuffix reports whether name ends as hashedName ends one, in either case of
+// the digits.
+func wireSuffix(name string) bool {
+	at := len(name) - hashChars
+	if at < 1 || name[at-1] != '_' {
+		return false
+	}
+	_, err := hex.DecodeString(name[at:])
+	return err == nil
 }
 
 // unknownToolMessage is what the model is told that called a tool which

@@ -11,9 +11,11 @@ import (
 	"math/big"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -27,12 +29,15 @@ import (
 const (
 	maxSchemaBytes = 512 << 10
 	maxSchemaDepth = 200
+	maxSubschemas  = 3000 // of a server's: objects and booleans anywhere in it
+	maxFarRefs     = 300  // of a server's: places, where no schema belongs, that it refers to
 )
 
 // A schema is what a tool's arguments must match.
 type schema struct {
 	raw      json.RawMessage   // canonical
 	compiled *validator.Schema // nil: arguments are objects, and left unvalidated otherwise
+	effort   *effort           // nil: however long it takes
 }
 
 const schemaURL = "psych:///schema.json"
@@ -42,40 +47,253 @@ const schemaURL = "psych:///schema.json"
 // leaves to others to validate; a code tool is refused instead.
 func compileSchema(raw json.RawMessage) (s *schema, err error) {
 	s = &schema{raw: raw}
-	v, err := strictjson.Scan(raw)
-	switch {
-	case err != nil:
-		return s, err
-	case v.Kind != '{':
-		return s, errors.New("want a JSON object")
-	case len(raw) > maxSchemaBytes || v.Depth > maxSchemaDepth:
-		return s, fmt.Errorf("it has %d bytes and is nested %d deep: want at most %d and %d", len(raw), v.Depth, maxSchemaBytes, maxSchemaDepth)
-	}
-	if s.raw, err = strictjson.Canonical(raw); err != nil {
-		s.raw = raw
+	if err := s.canonicalize(); err != nil {
 		return s, err
 	}
 	doc, err := validator.UnmarshalJSON(bytes.NewReader(s.raw))
 	if err != nil {
 		return s, err
 	}
-	defer func() {
-		if p := recover(); p != nil { // a library's, over a stranger's schema
-			s.compiled, err = nil, fmt.Errorf("can't be compiled: %v", p)
-		}
-	}()
 	c := validator.NewCompiler()
 	c.DefaultDraft(validator.Draft2020)
-	c.UseLoader(noLoader{})
-	if err := c.AddResource(schemaURL, doc); err != nil {
-		return s, err
-	}
-	compiled, err := c.Compile(schemaURL)
-	if err != nil {
+	if s.compiled, err = compile(c, doc); err != nil {
 		return s, s.notASchema(err, doc)
 	}
-	s.compiled = compiled
 	return s, nil
+}
+
+// compileTool makes a schema of the one that a server says its tool has.
+//
+// It is compiled by the rules of the draft that its $schema names, of 4, 6, 7,
+// 2019-09 and 2020-12. Without a name of these it is taken for 2020-12, as the
+// Model Context Protocol says, and where it is wrong by the rules it goes by,
+// for 2020-12 again, with what is left of older drafts and OpenAPI translated
+// (see [translation]), and then for older drafts. A format is never asserted,
+// as in 2020-12: servers rarely do. A pattern that Go can't compile, with a
+// lookahead for example, matches anything.
+//
+// With an error, which says why no draft fits, the schema is usable all the
+// same, and leaves it to the server to validate.
+func compileTool(raw json.RawMessage) (s *schema, err error) {
+	raw, _ = strictjson.Repair(raw)
+	switch string(bytes.TrimSpace(raw)) {
+	case "", "null", "true":
+		return &schema{raw: json.RawMessage(`{"type":"object"}`)}, nil
+	}
+	s = &schema{raw: raw}
+	if err := s.canonicalize(); err != nil {
+		return s, err
+	}
+	root, err := parseNode(s.raw)
+	if err != nil {
+		return s, err
+	}
+	if err := root.bounds(); err != nil {
+		return s, err
+	}
+	declared := root.draft()
+	tr := translation{draft: declared}
+	translated := root.clone()
+	tr.translate(translated)
+	if t := translated.get("type"); t != nil && !t.admits("object") {
+		return s, errors.New(`its "type" is not "object": arguments are always an object`)
+	}
+
+	first := cmp.Or(declared, validator.Draft2020)
+	type attempt struct {
+		root  *node
+		draft *validator.Draft
+	}
+	attempts := []attempt{{root, first}, {translated, validator.Draft2020}}
+	if tr.did(noteNullable) { // which no draft knows, and servers mean
+		slices.Reverse(attempts)
+	}
+	for _, d := range []*validator.Draft{validator.Draft2020, validator.Draft2019, validator.Draft7, validator.Draft6, validator.Draft4} {
+		if d != first {
+			attempts = append(attempts, attempt{root, d})
+		}
+	}
+	for i, a := range attempts {
+		compiled, effort, failed := s.compileAs(a.root, a.draft)
+		if failed == nil {
+			s.compiled, s.effort = compiled, effort
+			return s, nil
+		}
+		if i == 0 {
+			err = failed
+		}
+	}
+	return s, err
+}
+
+// canonicalize makes raw canonical, or says why it can't be compiled.
+func (s *schema) canonicalize() error {
+	v, err := strictjson.Scan(s.raw)
+	switch {
+	case err != nil:
+		return err
+	case v.Kind != '{':
+		return errors.New("want a JSON object")
+	case len(s.raw) > maxSchemaBytes || v.Depth > maxSchemaDepth:
+		return fmt.Errorf("it has %d bytes and is nested %d deep: want at most %d and %d", len(s.raw), v.Depth, maxSchemaBytes, maxSchemaDepth)
+	}
+	canonical, err := strictjson.Canonical(s.raw)
+	if err == nil {
+		s.raw = canonical
+	}
+	return err
+}
+
+// compileAs compiles a server's schema by the rules of a draft, whatever its
+// own $schema is.
+func (s *schema) compileAs(root *node, d *validator.Draft) (*validator.Schema, *effort, error) {
+	root = root.clone()
+	root.drop("$schema")
+	if root.anyBelow(unknownPattern) {
+		root.relax()
+	}
+	doc, err := validator.UnmarshalJSON(bytes.NewReader(root.append(nil)))
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := compile(serverCompiler(d), doc); err != nil {
+		return nil, nil, s.notASchema(err, doc)
+	}
+	// Again, since a vocabulary of ours loosens the library's check of the rules.
+	c, e := serverCompiler(d), &effort{}
+	c.RegisterVocabulary(&validator.Vocabulary{URL: schemaURL + "#effort", Compile: e.compile})
+	c.AssertVocabs()
+	compiled, err := compile(c, doc)
+	return compiled, e, err
+}
+
+// serverCompiler compiles by the rules of a draft, as [compileTool] says.
+func serverCompiler(d *validator.Draft) *validator.Compiler {
+	c := validator.NewCompiler()
+	c.DefaultDraft(d)
+	c.UseRegexpEngine(compilePattern)
+	for _, name := range assertedFormats {
+		c.RegisterFormat(&validator.Format{Name: name, Validate: func(any) error { return nil }})
+	}
+	return c
+}
+
+func compile(c *validator.Compiler, doc any) (compiled *validator.Schema, err error) {
+	defer func() {
+		if p := recover(); p != nil { // a library's, over a stranger's schema
+			compiled, err = nil, fmt.Errorf("can't be compiled: %v", p)
+		}
+	}()
+	c.UseLoader(noLoader{})
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		return nil, err
+	}
+	return c.Compile(schemaURL)
+}
+
+// assertedFormats are those that the library asserts in drafts up to 7.
+var assertedFormats = []string{"json-pointer", "relative-json-pointer", "uuid", "duration", "period", "ipv4", "ipv6", "hostname", "email",
+	"date", "time", "date-time", "uri", "iri", "uri-reference", "iri-reference", "uri-template", "semver"}
+
+// A pattern is a regular expression of a server's.
+type pattern struct {
+	source   string
+	compiled *regexp.Regexp // nil: it can't be compiled
+}
+
+// compilePattern never fails: what can't be compiled matches anything.
+func compilePattern(source string) (validator.Regexp, error) {
+	re, err := regexp.Compile(goPattern(source))
+	if err != nil {
+		re = nil
+	}
+	return &pattern{source, re}, nil
+}
+
+func (p *pattern) String() string { return p.source }
+
+func (p *pattern) MatchString(s string) bool { return p.compiled == nil || p.compiled.MatchString(s) }
+
+var unicodeEscape = regexp.MustCompile(`(\\\\)|\\u([0-9A-Fa-f]{4})`)
+
+// unknownPattern reports whether n, a schema, has a pattern that Go can't
+// compile.
+func unknownPattern(n *node) bool {
+	patterns := n.get("patternProperties").names()
+	if p := n.get("pattern"); p != nil && p.kind == '"' {
+		patterns = append(patterns, p.text)
+	}
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		_, err := regexp.Compile(goPattern(p))
+		return err != nil
+	})
+}
+
+// relax takes from n what would refuse arguments because a pattern in it, which
+// Go can't compile, is taken to match anything.
+func (n *node) relax() {
+	for _, k := range []string{"not", "if", "oneOf", "contains"} {
+		only := &node{kind: '{', keys: []string{k}, kids: []*node{n.get(k)}}
+		if n.get(k) != nil && only.anyBelow(func(m *node) bool { return m.get("$ref") != nil || m.get("$dynamicRef") != nil || unknownPattern(m) }) {
+			n.drop(k)
+		}
+	}
+	patterns := n.get("patternProperties")
+	for i, k := range patterns.names() {
+		if _, err := regexp.Compile(goPattern(k)); err != nil {
+			patterns.kids[i] = &node{text: "true"}
+		}
+	}
+	n.subschemas(func(_ string, sub *node) { sub.relax() })
+}
+
+// goPattern is an ECMA 262 pattern in Go's syntax, as far as one is the other.
+func goPattern(source string) string {
+	if !strings.Contains(source, `\u`) {
+		return source
+	}
+	return unicodeEscape.ReplaceAllStringFunc(source, func(m string) string {
+		if m == `\\` {
+			return m
+		}
+		return `\x{` + m[2:] + `}`
+	})
+}
+
+// maxEffort is how many subschemas are tried on one call's arguments. A schema
+// of a few lines can ask for more than any machine can do, so that a server
+// would hold up whoever validates for it.
+const maxEffort = 200_000
+
+// An effort counts the subschemas that were tried.
+type effort struct {
+	mu   sync.Mutex // held while validating
+	left int
+}
+
+var errEffort = errors.New("too much effort")
+
+// compile is asked for each subschema that is an object.
+func (e *effort) compile(_ *validator.CompilerContext, subschema map[string]any) (validator.SchemaExt, error) {
+	length := func(keyword string) int {
+		list, _ := subschema[keyword].([]any)
+		return len(list)
+	}
+	// Those that fail early, like each of an anyOf, aren't counted themselves.
+	cost := 1 + length("allOf") + length("anyOf") + length("oneOf") + length("prefixItems") + length("items") + length("enum")/64
+	return &tried{e, cost}, nil
+}
+
+// tried is run when a subschema was tried.
+type tried struct {
+	of   *effort
+	cost int
+}
+
+func (t *tried) Validate(*validator.ValidatorContext, any) {
+	if t.of.left -= t.cost; t.of.left < 0 {
+		panic(errEffort)
+	}
 }
 
 // notASchema says on one line where doc breaks the rules of JSON Schema.
@@ -217,8 +435,17 @@ func (s *schema) prepare(tool string, args json.RawMessage) (json.RawMessage, er
 }
 
 func (s *schema) validate(doc any) (err error) {
+	if s.effort != nil {
+		s.effort.mu.Lock()
+		defer s.effort.mu.Unlock()
+		s.effort.left = maxEffort
+	}
 	defer func() {
-		if p := recover(); p != nil { // a library's, over a stranger's value
+		switch p := recover(); p {
+		case nil:
+		case errEffort:
+			err = nil // left to the server
+		default: // a library's, over a stranger's value
 			err = fmt.Errorf("the arguments can't be validated: %v", p)
 		}
 	}()
