@@ -205,7 +205,7 @@ func (h *harness) withServers(n *network, cs ...psych.Connection) {
 	h.restart()
 }
 
-func no() *bool  { f := false; return &f }
+func no() *bool { f := false; return &f }
 
 func TestDeferredTools(t *testing.T) {
 	n := newNetwork()

@@ -10,6 +10,10 @@
 // ends they end, and it exits with the command's code. An endpoint that is set
 // already is kept: an emulator none of whose endpoints is missing isn't started.
 //
+// Beside them it installs what tests start themselves, and gives the command
+// its path: the Runtime Interface Emulator of Lambda, and the reference servers
+// of MCP, server-everything and server-filesystem (need npm and node).
+//
 // With -check it reads what go test -v printed, from a file or standard input,
 // and fails if a test skipped that the table of exceptions does not have, or
 // another number of times than it says.
@@ -76,6 +80,11 @@ func run(dir string, command []string) (_ int, err error) {
 			return 0, err
 		}
 		dir = filepath.Join(root, ".emulators")
+	}
+	// The command's tests run in folders of their own.
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return 0, err
 	}
 	// Signals end the start of the emulators, and later go to the command.
 	signals := make(chan os.Signal, 8)

@@ -74,6 +74,22 @@ func TestRunKeepsWhatIsSet(t *testing.T) {
 	}
 }
 
+// What has no command is installed and not started, and its path holds in
+// whatever folder the command runs.
+func TestRunPassesPaths(t *testing.T) {
+	root := stub(t, "")
+	specs[0].env, specs[0].file, specs[0].command = []string{"PSYCH_TEST_STUB_A"}, "bin/stub.js", nil
+	t.Chdir(filepath.Dir(root))
+	out := filepath.Join(t.TempDir(), "out")
+	if code, err := run(filepath.Base(root), []string{"sh", "-c", `printf %s "$PSYCH_TEST_STUB_A" > "$0"`, out}); code != 0 || err != nil {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	got, err := os.ReadFile(out)
+	if want := filepath.Join(root, "stub-1", "bin", "stub.js"); err != nil || string(got) != want {
+		t.Errorf("the command saw %q, %v; want %q", got, err, want)
+	}
+}
+
 func TestStartSaysWhyItFailed(t *testing.T) {
 	root := stub(t, "sys.exit('no such thing')")
 	_, err := start(t.Context(), root, os.LookupEnv)

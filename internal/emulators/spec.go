@@ -8,17 +8,19 @@ import (
 	"github.com/psych-go/psych-go/internal/emulators/endpoint"
 )
 
-// A spec is how an emulator is installed and started.
+// A spec is how an emulator, or a program that tests start themselves, is
+// installed and started.
 type spec struct {
 	name, version string
-	env           []string                                            // variables that its endpoint is given to the command in
+	env           []string                                            // variables that its endpoint, or path, is given to the command in
 	pip           []string                                            // what a virtual environment of its own holds
 	npm           []string                                            // or a node_modules
-	gobin         string                                              // or a program of Go, as PACKAGE@VERSION: tests start it themselves, and env is its path
-	command       func(dir string, port int) (args, environ []string) // ends with its standard input
+	gobin         string                                              // or a program of Go, as PACKAGE@VERSION
+	file          string                                              // of a program that tests start themselves: its path in the installation
+	command       func(dir string, port int) (args, environ []string) // of an emulator; ends with its standard input
 }
 
-// specs are the emulators, at the versions that the table of exceptions speaks of.
+// specs are all, emulators at the versions that the table of exceptions speaks of.
 var specs = []spec{
 	{
 		name: "moto", version: "5.2.5",
@@ -52,6 +54,20 @@ var specs = []spec{
 		name: "aws-lambda-rie", version: "bef5c4ba774d",
 		env:   []string{endpoint.RIE},
 		gobin: "github.com/aws/aws-lambda-runtime-interface-emulator/cmd/aws-lambda-rie@v0.0.0-20261030222936-bef5c4ba774d",
+		file:  "aws-lambda-rie",
+	},
+	// The reference servers of MCP.
+	{
+		name: "mcp-everything", version: "2026.8.31",
+		env:  []string{endpoint.MCPPrefix + "EVERYTHING"},
+		npm:  []string{"@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/sdk@1.32.2"},
+		file: "node_modules/@modelcontextprotocol/server-everything/dist/index.js",
+	},
+	{
+		name: "mcp-filesystem", version: "2026.8.31",
+		env:  []string{endpoint.MCPPrefix + "FILESYSTEM"},
+		npm:  []string{"@modelcontextprotocol/server-filesystem@2026.8.31", "@modelcontextprotocol/sdk@1.32.2"},
+		file: "node_modules/@modelcontextprotocol/server-filesystem/dist/index.js",
 	},
 }
 

@@ -39,8 +39,8 @@ func start(ctx context.Context, root string, lookup func(string) (string, bool))
 		g.Go(func() {
 			var dir string
 			if dir, errs[i] = s.install(ctx, root); errs[i] == nil {
-				if s.gobin != "" {
-					procs[i] = &process{url: filepath.Join(dir, s.name)}
+				if s.command == nil {
+					procs[i] = &process{url: filepath.Join(dir, s.file)}
 				} else {
 					procs[i], errs[i] = s.start(ctx, dir)
 				}

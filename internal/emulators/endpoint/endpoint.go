@@ -18,6 +18,10 @@ const (
 
 	RIE = "PSYCH_TEST_RIE" // path of the Lambda Runtime Interface Emulator
 
+	// Behind it stands the name of a server of MCP in upper case; the value is
+	// the path of its script, for node.
+	MCPPrefix = "PSYCH_TEST_MCP_"
+
 	Strict = "PSYCH_TEST_EMULATORS" // "1": an endpoint that is missing fails the test
 )
 
@@ -50,13 +54,27 @@ func SQS(t testing.TB) []Endpoint {
 // or fails without it as the others do.
 func Runtime(t testing.TB) string {
 	t.Helper()
-	path := os.Getenv(RIE)
+	return path(t, RIE, "the Runtime Interface Emulator")
+}
+
+// MCPServer returns the command, without arguments of its own, that runs the
+// reference server of MCP of that name ("everything", "filesystem"), and skips
+// or fails without it as the others do.
+func MCPServer(t testing.TB, name string) []string {
+	t.Helper()
+	return []string{"node", path(t, MCPPrefix+strings.ToUpper(name), "the reference server "+name+" of MCP")}
+}
+
+// path returns that of a program, which is in the variable env.
+func path(t testing.TB, env, what string) string {
+	t.Helper()
+	path := os.Getenv(env)
 	switch {
 	case path != "":
 	case os.Getenv(Strict) == "1":
-		t.Fatalf("%s is 1, but %s is not set", Strict, RIE)
+		t.Fatalf("%s is 1, but %s is not set", Strict, env)
 	default:
-		t.Skipf("needs the Runtime Interface Emulator: run `go run ./internal/emulators -- go test ./...`, or set %s to its path", RIE)
+		t.Skipf("needs %s: run `go run ./internal/emulators -- go test ./...`, or set %s to its path", what, env)
 	}
 	return path
 }

@@ -69,6 +69,30 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+func TestMissingProgram(t *testing.T) {
+	for env, get := range map[string]func(testing.TB){
+		RIE:                      func(tb testing.TB) { Runtime(tb) },
+		MCPPrefix + "EVERYTHING": func(tb testing.TB) { MCPServer(tb, "everything") },
+	} {
+		t.Setenv(env, "")
+		t.Setenv(Strict, "")
+		if r := record(get); !strings.Contains(r.skipped, env+" to its path") {
+			t.Errorf("without %s: skipped for %q, failed for %q; want a skip that says what to set", env, r.skipped, r.failed)
+		}
+		t.Setenv(Strict, "1")
+		if r := record(get); !strings.Contains(r.failed, env+" is not set") {
+			t.Errorf("without %s, strictly: skipped for %q, failed for %q; want a failure that names what is missing", env, r.skipped, r.failed)
+		}
+		t.Setenv(env, "/some/where")
+		if r := record(get); r.skipped != "" || r.failed != "" {
+			t.Errorf("with %s: skipped for %q, failed for %q", env, r.skipped, r.failed)
+		}
+	}
+	if got := MCPServer(t, "everything"); !slices.Equal(got, []string{"node", "/some/where"}) {
+		t.Errorf("the command is %q", got)
+	}
+}
+
 func TestExceptions(t *testing.T) {
 	for i, e := range Exceptions {
 		if e.Emulator == "" || e.Name == "" || e.Reason == "" || e.Count < 1 || slices.ContainsFunc(Exceptions[:i], func(o Exception) bool { return o.Emulator == e.Emulator && o.Name == e.Name }) {
