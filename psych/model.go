@@ -20,7 +20,7 @@ type ModelLimits struct {
 	Tools           int    // number of tools
 	ToolName        int    // characters of a tool's name
 	ToolDescription int    // characters of a tool's description
-	PropertyName    string // a regular expression that property names match; "" is any
+	PropertyName    string // a regular expression that the names of a tool's own arguments match; "" is any
 	ContextTokens   int
 
 	Images     []string // content types of images that a message may hold; none: the model is told of them in text

@@ -19,9 +19,10 @@ type Policy interface {
 	Filter(ctx context.Context, s Scope) (Permit, error)
 }
 
-// A Permit reports whether a tool of a connection may be used. Names of
-// connections are the Spec's own: a Permit that must know the server looks at
-// the URL.
+// A Permit reports whether a tool of a connection may be used, and for the tool
+// "" whether the server may be connected to, and sent its credential, at all.
+// Names of connections are the Spec's own: a Permit that must know the server
+// looks at the URL.
 type Permit func(c *Connection, tool string) bool
 
 // allows reports whether the Spec grants a tool.
@@ -134,6 +135,10 @@ func (r *Runtime) resolve(ctx context.Context, s Scope, connections []Connection
 	slices.SortFunc(ts.servers, func(a, b *server) int { return strings.Compare(a.Name, b.Name) })
 	var keys []catalogKey
 	for _, sv := range ts.servers {
+		if permit != nil && !permit(sv.Connection, "") {
+			sv.down = unreachable(ErrAccessDenied)
+			continue
+		}
 		secret, err := r.secret(ctx, s, sv.Connection, "")
 		if err != nil {
 			if sv.down = "its credential can't be read"; errors.Is(err, ErrNotFound) {
@@ -213,6 +218,13 @@ const refreshTime = 30 * time.Second
 func (r *Runtime) refresh(ctx context.Context, s Scope, c *Connection, force bool) (stored *catalog, key catalogKey, err error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTime)
 	defer cancel()
+	permit, err := r.permit(ctx, s)
+	if err == nil && permit != nil && !permit(c, "") {
+		err = fmt.Errorf("psych: connection %q: the policy does not permit it: %w", c.Name, ErrAccessDenied)
+	}
+	if err != nil {
+		return nil, catalogKey{}, err
+	}
 	err = r.session(ctx, s, c, func(session Session, of catalogKey) (err error) {
 		key = of
 		stored, err = r.catalogs.sync(ctx, key, s, c, session, force)

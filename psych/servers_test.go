@@ -343,6 +343,27 @@ steps:
 	}
 }
 
+// A server that the policy does not permit is neither connected to nor sent a
+// credential.
+func TestServerNotPermitted(t *testing.T) {
+	n := newNetwork()
+	c := n.add("small", remoteTool("look", 40))
+	c.Credential, c.Optional = "key", true
+	n.secrets["key"] = psych.Secret{Value: "v", Identity: "i"}
+	n.permit = func(_, server, _ string) bool { return server != "small" }
+	h := newHarness(t, "steps: [{text: done, require: ['Unavailable: small \\(it may not be used here\\)']}]")
+	h.withServers(n, c)
+	if rep := h.run(); rep.Status != psych.StatusCompleted {
+		t.Fatalf("%+v", rep.Exchanges)
+	}
+	if err := h.rt.Refresh(context.Background(), psych.Scope{Tenant: "t"}, &c); !errors.Is(err, psych.ErrAccessDenied) {
+		t.Errorf("Refresh: %v, want ErrAccessDenied", err)
+	}
+	if s := n.server("small"); s.connects != 0 || len(n.asked) != 0 {
+		t.Errorf("%d sessions, %d secrets", s.connects, len(n.asked))
+	}
+}
+
 // Sessions, credentials and catalogues of one tenant, or principal, are never
 // another's.
 func TestServersByScope(t *testing.T) {
