@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -12,10 +13,14 @@ import (
 
 // A Disclosure is a strategy that decides which of the permitted tools of
 // servers the model is shown, and how. Both methods are pure functions of their
-// arguments, and deterministic. contracttest.DisclosureRules checks it.
+// arguments, and deterministic; they may be called concurrently, and the order
+// of servers, tools and injected names changes nothing.
+// contracttest.DisclosureRules checks it.
 //
 // Whatever the strategy shows, the model has list_tools, read_tool and
-// call_tool, which reach every permitted tool.
+// call_tool, which reach every permitted tool. What servers and people wrote
+// (names, descriptions) stays data: in a definition of the strategy's own it
+// stands on one line, without controls.
 type Disclosure interface {
 	// Open decides what a Run is opened with. It is asked once, before the
 	// first turn, and again where the Run is opened anew; what it returned
@@ -23,24 +28,32 @@ type Disclosure interface {
 	Open(in *DisclosureInput) (*Surface, error)
 
 	// Route says where a call of one of the Surface's own Tools goes, with
-	// what is permitted now. An error is told to the model.
+	// what is permitted now, which may be more or less than what the Run was
+	// opened with. args is a JSON object, and may hold any. What they hold for
+	// the tool of a server is passed on as it is, also where it is a string
+	// that holds an object.
+	//
+	// An error is told to the model. It matches ErrNotFound where a name means
+	// nothing (now), and names the nearest that exist; and ErrInvalid for
+	// arguments that the tool does not take, those too that its schema does
+	// not name.
 	Route(in *DisclosureInput, tool string, args json.RawMessage) (Route, error)
 }
 
 // DisclosureInput is all that a strategy may know.
 type DisclosureInput struct {
-	Servers []ServerTools // sorted by name
+	Servers []ServerTools // sorted by name, each once
 	Budget  int           // of characters, of all that servers add to the prompt
 	Tools   int           // most definitions that are shown
-	Limits  ModelLimits   // of the provider
+	Limits  ModelLimits   // of the provider; for Open alone
 }
 
 // ServerTools is a connection as it is permitted now.
 type ServerTools struct {
 	Server, Description string
-	Preload             *bool
-	Inject              []string
-	Tools               []ToolSummary // sorted by name; none where the server can't be reached yet
+	Preload             *bool         // true: show each definition; false: none but of Inject; nil: as the strategy decides
+	Inject              []string      // tools that are shown all the same; those that there are not mean nothing
+	Tools               []ToolSummary // sorted by name, each once; none where the server can't be reached yet
 }
 
 // A ToolSummary is what is known of a tool without reading its definition.
@@ -51,13 +64,26 @@ type ToolSummary struct {
 	Withheld string // why its definition can't be shown; "" if it can
 }
 
-// A Surface is what a Run is opened with. Order means nothing.
+// A Surface is what a Run is opened with. Order means nothing. Each permitted
+// tool is to be found: it is among Eager, its server among Listed, or one of
+// Tools goes to it. So is a server without tools yet.
+//
+// What Preload and Inject ask for is shown whatever it takes. A strategy that
+// keeps the budget adds nothing to that, and to a line for each server, which
+// takes all together over Budget characters or Tools definitions. A definition
+// takes the characters of name, description and schema, and 40.
 type Surface struct {
 	Eager  []ToolRef // tools that are shown by their definitions
 	Listed []string  // servers that have a line in zone 1, since some of their tools aren't shown
-	Tools  []ToolDef // further tools, the strategy's own, with names that ToolName makes of a server
 
-	// Decisions are kept with the opening, for a person to read.
+	// Tools are further ones, the strategy's own: each with a name that
+	// ToolName makes of a server, and that no tool of Eager has; with the schema of
+	// an object; with a description within the provider's limits and, however
+	// many tools it stands for, within PageChars; no more than the provider
+	// takes.
+	Tools []ToolDef
+
+	// Decisions are kept with the opening, for a person to read. JSON, or nil.
 	Decisions json.RawMessage
 }
 
@@ -67,8 +93,8 @@ type ToolRef struct {
 	Tool   string `json:"tool"`
 }
 
-// A Route is where a call goes: to a tool of a server, or, with List, to a
-// listing that psych makes.
+// A Route is where a call goes: to a permitted tool of a server, or, with List,
+// to a listing that psych makes.
 type Route struct {
 	ToolRef
 	Arguments json.RawMessage
@@ -80,15 +106,15 @@ type Route struct {
 type ListQuery struct {
 	Server string `json:"server,omitempty"`
 	Query  string `json:"query,omitempty"`
-	Offset int    `json:"offset,omitempty"`
+	Offset int    `json:"offset,omitempty"` // 0 or more
 }
 
 // DisclosureSpec picks a strategy by name. It is part of a Spec's hash, since
 // it changes what the model is shown.
 type DisclosureSpec struct {
-	Strategy string `json:"strategy,omitempty"` // "" is auto
-	Budget   int    `json:"budget,omitempty"`   // of characters that servers add to the prompt, all together; 16000
-	Tools    int    `json:"tools,omitempty"`    // most definitions that are shown; 40
+	Strategy string `json:"strategy,omitempty"` // eager, deferred, facade, search, tiered, auto or one of Options.Disclosures; "" is auto
+	Budget   int    `json:"budget,omitempty"`   // for auto and tiered: of characters that servers add to the prompt, all together; 16000
+	Tools    int    `json:"tools,omitempty"`    // for auto and tiered: most definitions that are shown; 40
 }
 
 // Defaults of a DisclosureSpec. What 70 servers of 527 tools add, one line
@@ -118,7 +144,17 @@ func (d DisclosureSpec) withDefaults() DisclosureSpec {
 var builtinDisclosures = map[string]Disclosure{
 	"eager":    eager{},
 	"deferred": deferred{},
+	"facade":   facade{},
+	"search":   searchPair{},
+	"tiered":   tiered{},
 	"auto":     auto{},
+}
+
+// BuiltinDisclosure returns the strategy that every Spec may name so, for one
+// that goes beyond it.
+func BuiltinDisclosure(name string) (Disclosure, bool) {
+	d, ok := builtinDisclosures[name]
+	return d, ok
 }
 
 // maxServerLine bounds what a line of zone 1 shows of a server's description,
@@ -135,80 +171,232 @@ func serverLine(server, description string) string {
 }
 
 // asLine is the first n characters of s on one line, the last of them … where
-// more follow: what strangers wrote stays one line of data.
+// more follow: what strangers wrote stays one line of data. It reads no more of
+// s than that takes.
 func asLine(s string, n int) string {
-	return clipChars(strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), breaksLine), " "), n)
+	var b strings.Builder
+	gap, bad := false, false
+	for i, chars := 0, 0; i < len(s) && chars <= n; {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		i += size
+		again := bad
+		if bad = r == utf8.RuneError && size == 1; bad && again {
+			continue // one mark for bytes in a row that are no text
+		}
+		if breaksLine(r) {
+			gap = b.Len() > 0
+			continue
+		}
+		if gap {
+			b.WriteByte(' ')
+			chars++
+		}
+		b.WriteRune(r)
+		chars++
+		gap = false
+	}
+	return clipChars(b.String(), n)
 }
 
 // breaksLine reports what can't stand within a line: spaces, controls, and the
 // characters that change the direction or hide.
 func breaksLine(r rune) bool {
+	if r < utf8.RuneSelf {
+		return r <= ' ' || r == 0x7f
+	}
 	return unicode.IsSpace(r) || unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp) && r != '\u200d'
 }
 
-// shown adds to s the tools of a server whose definitions can be shown, and its
-// line if those are not all, since the others are to be found too.
-func (s *Surface) shown(server *ServerTools, wanted func(*ToolSummary) bool) {
-	all := len(server.Tools) > 0
-	for i := range server.Tools {
-		t := &server.Tools[i]
-		if wanted(t) && t.Withheld == "" {
-			s.Eager = append(s.Eager, ToolRef{server.Server, t.Name})
-		} else {
-			all = false
-		}
-	}
-	if !all {
-		s.Listed = append(s.Listed, server.Server)
-	}
+// A shape is how the tools of a server are shown that are not injected.
+type shape string
+
+const (
+	inEager    shape = "eager"    // by their definitions
+	inDeferred shape = "deferred" // not: a line of zone 1 names the server
+	inFacade   shape = "facade"   // by a line each, in the description of one tool
+	inSearch   shape = "search"   // not: of a pair of tools one searches them
+)
+
+// A weight is what showing tools costs.
+type weight struct{ chars, tools int }
+
+var noBound = weight{math.MaxInt, math.MaxInt}
+
+// A plan is a Surface in the making: a shape for each server, within a bound of
+// what they take all together.
+type plan struct {
+	in     *DisclosureInput
+	shapes []shape
+	open   []int // servers whose shape is the strategy's to decide
+	used   weight
+	bound  weight
 }
 
-func every(*ToolSummary) bool { return true }
+// newPlan pins what connections say of themselves; all else is deferred.
+func newPlan(in *DisclosureInput, bound weight) *plan {
+	in = in.sorted()
+	p := &plan{in: in, shapes: make([]shape, len(in.Servers)), bound: bound}
+	for i := range in.Servers {
+		server := &in.Servers[i]
+		p.shapes[i] = inDeferred
+		switch {
+		case server.Preload != nil && *server.Preload:
+			p.shapes[i] = inEager
+		case server.Preload == nil && len(server.Tools) > 0:
+			p.open = append(p.open, i)
+		}
+		w, _ := p.weigh(i, p.shapes[i])
+		p.used.chars, p.used.tools = p.used.chars+w.chars, p.used.tools+w.tools
+	}
+	return p
+}
 
-// injected wants the tools that a connection names.
-func (s *ServerTools) injected(t *ToolSummary) bool { return slices.Contains(s.Inject, t.Name) }
+// budget is the bound that a Spec sets.
+func (in *DisclosureInput) budget() weight {
+	w := weight{in.Budget, in.Tools}
+	if in.Limits.Tools > 0 {
+		w.tools = min(w.tools, in.Limits.Tools)
+	}
+	return w
+}
+
+// take gives a server a shape, if that is within the bound.
+func (p *plan) take(i int, as shape) bool {
+	was, _ := p.weigh(i, p.shapes[i])
+	is, ok := p.weigh(i, as)
+	chars, tools := p.used.chars-was.chars+is.chars, p.used.tools-was.tools+is.tools
+	if !ok || chars > p.bound.chars || tools > p.bound.tools {
+		return false
+	}
+	p.shapes[i], p.used = as, weight{chars, tools}
+	return true
+}
+
+// weigh says what a server takes in a shape, and whether it can have it.
+func (p *plan) weigh(i int, as shape) (w weight, ok bool) {
+	server := &p.in.Servers[i]
+	w = server.weigh(as)
+	if w.tools == len(server.Tools) && w.tools > 0 {
+		return w, true
+	}
+	own := server.own(as, p.in.Limits)
+	for _, def := range own {
+		w.chars, w.tools = w.chars+defChars(&def), w.tools+1
+	}
+	if len(own) == 0 {
+		w.chars += utf8.RuneCountInString(serverLine(server.Server, server.Description)) + 1
+	}
+	return w, len(own) > 0 || as == inEager || as == inDeferred
+}
+
+// surface is what was planned.
+func (p *plan) surface() (*Surface, error) {
+	s := &Surface{}
+	shapes := make(map[string]shape, len(p.shapes))
+	for i, as := range p.shapes {
+		server := &p.in.Servers[i]
+		shapes[server.Server] = as
+		shown := 0
+		for j := range server.Tools {
+			if t := &server.Tools[j]; server.shows(t, as) {
+				s.Eager = append(s.Eager, ToolRef{server.Server, t.Name})
+				shown++
+			}
+		}
+		if shown == len(server.Tools) && shown > 0 {
+			continue
+		}
+		if own := server.own(as, p.in.Limits); len(own) > 0 {
+			s.Tools = append(s.Tools, own...)
+		} else {
+			s.Listed = append(s.Listed, server.Server)
+		}
+	}
+	var err error
+	s.Decisions, err = json.Marshal(struct {
+		Chars   int              `json:"chars"`
+		Tools   int              `json:"tools"`
+		Servers map[string]shape `json:"servers,omitempty"`
+	}{p.used.chars, p.used.tools, shapes})
+	return s, err
+}
+
+// sorted returns in with its names in order, each once, and leaves in alone.
+func (in *DisclosureInput) sorted() *DisclosureInput {
+	servers := inOrder(in.Servers, func(s *ServerTools) string { return s.Server })
+	for i := range servers {
+		tools := inOrder(servers[i].Tools, func(t *ToolSummary) string { return t.Name })
+		if len(tools) == 0 || &tools[0] == &servers[i].Tools[0] {
+			continue
+		}
+		if &servers[0] == &in.Servers[0] {
+			servers = slices.Clone(servers)
+		}
+		servers[i].Tools = tools
+	}
+	out := *in
+	out.Servers = servers
+	return &out
+}
+
+// inOrder returns all, sorted by name and each once: all itself if it is that.
+func inOrder[T any](all []T, name func(*T) string) []T {
+	compare := func(a, b T) int { return strings.Compare(name(&a), name(&b)) }
+	strictly := func(a, b T) int { return cmp.Or(compare(a, b), 1) }
+	if slices.IsSortedFunc(all, strictly) {
+		return all
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, compare)
+	return slices.CompactFunc(all, func(a, b T) bool { return name(&a) == name(&b) })
+}
+
+// shows reports whether a tool is shown by its definition.
+func (s *ServerTools) shows(t *ToolSummary, as shape) bool {
+	return t.Withheld == "" && (as == inEager || slices.Contains(s.Inject, t.Name))
+}
+
+// weigh says what the definitions take that are shown.
+func (s *ServerTools) weigh(as shape) (w weight) {
+	for i := range s.Tools {
+		if t := &s.Tools[i]; s.shows(t, as) {
+			w.chars, w.tools = w.chars+t.Chars, w.tools+1
+		}
+	}
+	return w
+}
+
+// openAs opens with one shape for all servers, as far as the provider takes so
+// many tools: those after them, in the order of their names, are deferred.
+func openAs(in *DisclosureInput, as shape) (*Surface, error) {
+	p := newPlan(in, noBound)
+	if as != inEager && in.Limits.Tools > 0 {
+		p.bound.tools = in.Limits.Tools
+	}
+	for _, i := range p.open {
+		p.take(i, as)
+	}
+	return p.surface()
+}
 
 // noRoute answers for strategies without tools of their own.
 func noRoute(tool string) (Route, error) {
-	return Route{}, fmt.Errorf("psych: %.80q is no tool of this strategy: %w", tool, ErrNotFound)
+	return Route{}, &routeError{fmt.Sprintf("There is no tool named %q.", asLine(tool, 100)), ErrNotFound}
 }
 
-// eager shows the definition of each tool, but of connections that are not to
-// be preloaded.
+// eager shows the definition of each tool.
 type eager struct{}
 
-func (eager) Open(in *DisclosureInput) (*Surface, error) {
-	s := &Surface{}
-	for i := range in.Servers {
-		server := &in.Servers[i]
-		if server.Preload != nil && !*server.Preload {
-			s.shown(server, server.injected)
-		} else {
-			s.shown(server, every)
-		}
-	}
-	return s, nil
-}
+func (eager) Open(in *DisclosureInput) (*Surface, error) { return openAs(in, inEager) }
 
 func (eager) Route(_ *DisclosureInput, tool string, _ json.RawMessage) (Route, error) {
 	return noRoute(tool)
 }
 
-// deferred shows a line for each server, but for connections to be preloaded.
+// deferred shows a line for each server.
 type deferred struct{}
 
-func (deferred) Open(in *DisclosureInput) (*Surface, error) {
-	s := &Surface{}
-	for i := range in.Servers {
-		server := &in.Servers[i]
-		if server.Preload != nil && *server.Preload {
-			s.shown(server, every)
-		} else {
-			s.shown(server, server.injected)
-		}
-	}
-	return s, nil
-}
+func (deferred) Open(in *DisclosureInput) (*Surface, error) { return newPlan(in, noBound).surface() }
 
 func (deferred) Route(_ *DisclosureInput, tool string, _ json.RawMessage) (Route, error) {
 	return noRoute(tool)
@@ -219,64 +407,29 @@ func (deferred) Route(_ *DisclosureInput, tool string, _ json.RawMessage) (Route
 type auto struct{}
 
 func (auto) Open(in *DisclosureInput) (*Surface, error) {
-	type candidate struct {
-		at, chars, tools int
-	}
-	chars, tools := in.Budget, in.Tools
-	if in.Limits.Tools > 0 {
-		tools = min(tools, in.Limits.Tools)
-	}
-	var open []candidate
-	whole := map[int]bool{}
-	for i := range in.Servers {
-		server := &in.Servers[i]
-		all, some := weigh(server, every), weigh(server, server.injected)
-		switch line := utf8.RuneCountInString(serverLine(server.Server, server.Description)) + 1; {
-		case server.Preload != nil && *server.Preload:
-			whole[i] = true
-			chars, tools = chars-all.chars, tools-all.tools
-		case server.Preload != nil || all.tools == 0:
-			chars, tools = chars-some.chars-line, tools-some.tools
-		default:
-			chars, tools = chars-some.chars-line, tools-some.tools
-			if all.tools == len(server.Tools) { // else its line stays anyway
-				all.chars -= line
-			}
-			open = append(open, candidate{i, all.chars - some.chars, all.tools - some.tools})
-		}
-	}
-	slices.SortStableFunc(open, func(a, b candidate) int { return cmp.Compare(a.chars, b.chars) })
-	for _, c := range open {
-		if c.chars > chars || c.tools > tools {
+	p := newPlan(in, in.budget())
+	for _, i := range p.bySize() {
+		if !p.take(i, inEager) {
 			break
 		}
-		whole[c.at] = true
-		chars, tools = chars-c.chars, tools-c.tools
 	}
-	s := &Surface{}
-	for i := range in.Servers {
-		if whole[i] {
-			s.shown(&in.Servers[i], every)
-		} else {
-			s.shown(&in.Servers[i], in.Servers[i].injected)
-		}
-	}
-	return s, nil
+	return p.surface()
 }
 
 func (auto) Route(_ *DisclosureInput, tool string, _ json.RawMessage) (Route, error) {
 	return noRoute(tool)
 }
 
-// A weight is what showing tools costs.
-type weight struct{ chars, tools int }
-
-func weigh(s *ServerTools, wanted func(*ToolSummary) bool) (w weight) {
-	for i := range s.Tools {
-		if t := &s.Tools[i]; t.Withheld == "" && wanted(t) {
-			w.chars += t.Chars
-			w.tools++
-		}
-	}
-	return w
+// bySize lists the open servers of which something can be shown, those first
+// that grow the least by it.
+func (p *plan) bySize() []int {
+	grows := map[int]int{}
+	sized := slices.DeleteFunc(slices.Clone(p.open), func(i int) bool {
+		was, _ := p.weigh(i, p.shapes[i])
+		is, _ := p.weigh(i, inEager)
+		grows[i] = is.chars - was.chars
+		return p.in.Servers[i].weigh(inEager).tools == 0
+	})
+	slices.SortStableFunc(sized, func(a, b int) int { return cmp.Compare(grows[a], grows[b]) })
+	return sized
 }

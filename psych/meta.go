@@ -131,6 +131,8 @@ func (d *driver) reachThrough(name string, args json.RawMessage) (*reach, error)
 	}
 	to, err := strategy.Route(d.set.input(d.version.Spec.Disclosure, ModelLimits{}), name, args)
 	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil, &reachError{CodeUnknownTool, clipChars(err.Error(), maxModelMessage)}
 	case err != nil:
 		return nil, &reachError{CodeArguments, clipChars(err.Error(), maxModelMessage)}
 	case to.List != nil:
@@ -160,7 +162,7 @@ func (ts *toolset) serverOf(name string) (*server, error) {
 }
 
 // entryOf finds a tool that may be used now, by the names that the model gave.
-// A name as it is on the wire is taken, too.
+// A name as it is on the wire, or in a listing, is taken, too.
 func (ts *toolset) entryOf(ref ToolRef) (*server, *catalogEntry, error) {
 	sv, err := ts.serverOf(ref.Server)
 	if err != nil {
@@ -170,6 +172,11 @@ func (ts *toolset) entryOf(ref ToolRef) (*server, *catalogEntry, error) {
 	if e == nil {
 		if named, ok := ts.named(ref.Tool); ok && named.Server == sv.Name {
 			e = sv.tool(named.Tool)
+		}
+	}
+	if e == nil {
+		if i := slices.IndexFunc(sv.tools, func(e *catalogEntry) bool { return asLine(e.Name, 128) == ref.Tool }); i >= 0 {
+			e = sv.tools[i]
 		}
 	}
 	if e != nil {

@@ -56,11 +56,22 @@ func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *too
 	if strategy == nil {
 		return nil, fmt.Errorf("psych: this worker has no disclosure strategy %q: %w", name, ErrInvalid)
 	}
-	surface, err := strategy.Open(ts.input(spec.Disclosure, limits))
+	in := ts.input(spec.Disclosure, limits)
+	if limits.Tools > 0 {
+		in.Limits.Tools = max(1, limits.Tools-len(others))
+	}
+	surface, err := strategy.Open(in)
 	if err != nil {
 		return nil, fmt.Errorf("psych: disclosure strategy %q: %w", name, err)
 	}
-	o := &openingDoc{Format: openingFormat, Strategy: name, Tools: slices.Clone(surface.Tools), Decisions: surface.Decisions}
+	o := &openingDoc{Format: openingFormat, Strategy: name, Decisions: surface.Decisions}
+	for _, def := range surface.Tools {
+		shown, _, reason := gate(def, limits)
+		if reason != "" {
+			return nil, fmt.Errorf("psych: disclosure strategy %q shows the tool %.80q, which a provider refuses: %s: %w", name, def.Name, reason, ErrInvalid)
+		}
+		o.Tools = append(o.Tools, shown)
+	}
 	room := limits.Tools - len(others) - len(surface.Tools)
 	listed := map[string]bool{}
 	for _, s := range surface.Listed {
