@@ -131,6 +131,60 @@ func TestPrefixIsByteStable(t *testing.T) {
 	}
 }
 
+// For a provider that binds reasoning to everything before it a trailing message
+// stays where it was, in every later request, also of another process.
+func TestKeptTails(t *testing.T) {
+	h := newHarness(t, threeTurns, echo)
+	wrap := func() {
+		h.o.Models = psych.OneModel(keeper{h.model})
+		rt, err := psych.New(h.tap, &h.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.rt = rt
+	}
+	wrap()
+	key := h.start("go")
+	h.drive(key)
+	for i := range 2 {
+		if i == 1 {
+			wrap() // another process
+		}
+		if err := h.rt.Send(context.Background(), key, psych.ClientMessage{Text: "more"}); err != nil {
+			t.Fatal(err)
+		}
+		h.drive(key)
+	}
+	sent := h.model.Requests()
+	tails := 0
+	for i := 1; i < len(sent); i++ {
+		before := sent[i-1].Prefix()
+		if tail := sent[i-1].Zone(4); len(tail) > 0 {
+			before = append(append(bytes.Clone(before), ','), tail...)
+			tails++
+		}
+		if !bytes.HasPrefix(sent[i].Prefix(), before) {
+			t.Errorf("request %d does not begin with request %d and its tail", i+1, i)
+		}
+	}
+	if tails < 2 {
+		t.Errorf("%d tails were followed by a request, want one an exchange", tails)
+	}
+	for _, m := range h.report(key).ModelCalls {
+		if m.Breaks != nil {
+			t.Errorf("turn %d: %+v", m.Turn, m.Breaks)
+		}
+	}
+}
+
+type keeper struct{ psych.Model }
+
+func (k keeper) Codec() psych.Codec { return keeperCodec{k.Model.Codec()} }
+
+type keeperCodec struct{ psych.Codec }
+
+func (keeperCodec) KeepsTails() bool { return true }
+
 var errLost = errors.New("the answer was lost")
 
 // An answer that is lost after the call took effect changes nothing.

@@ -114,6 +114,7 @@ type ModelError struct {
 	Overflow   bool          // the context window is exceeded
 	RetryAfter time.Duration // 0 when the provider gave none
 	Message    string        // for a person; never a credential
+	RequestID  string        // the provider's own
 	Err        error
 }
 

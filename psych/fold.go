@@ -38,9 +38,11 @@ type state struct {
 	opening  Digest                 // the document that tools and zone 1 were last opened with
 	servers  map[string]ServerState // as the model was told, in a turn that was answered
 	telling  []ServerState          // what the open turn tells
+	tail     *Tail                  // of the open turn
 	called   time.Time              // of the last model call
 
 	history []item
+	tails   map[int]*Tail       // trailing messages of answered model calls, by the item of history that they stood behind
 	large   []*part             // over the threshold of history, and not trimmed
 	batches []*batch            // by turn, from 1 at index 0; nil without calls
 	wireIDs map[string]struct{} // provider ids that are on the wire
@@ -112,7 +114,7 @@ type wireMark struct {
 
 func newState(run RunKey, limits Limits) *state {
 	return &state{run: run, rules: projections[projectionVersion], limits: limits.withDefaults(), status: StatusOpen,
-		wireIDs: map[string]struct{}{}, notes: map[string]struct{}{}}
+		wireIDs: map[string]struct{}{}, notes: map[string]struct{}{}, tails: map[int]*Tail{}}
 }
 
 func (s *state) corrupt(r *Record, reason Reason, format string, args ...any) error {
@@ -272,7 +274,7 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 		s.opening = *e.Opening
 	}
 	s.called = r.Time
-	s.telling = e.Servers
+	s.telling, s.tail = e.Servers, e.Tail
 	s.exchange.telling = 0 // another try tells the same, and once
 	if e.Tail != nil {
 		for _, line := range e.Tail.News {
@@ -348,6 +350,9 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 		s.servers[x.Server] = x
 	}
 	s.telling = nil
+	if s.tail != nil {
+		s.tails[len(s.history)-1] = s.tail
+	}
 	for _, n := range []*int64{e.Usage.Input, e.Usage.Output} {
 		if n != nil {
 			s.exchange.tokens += *n

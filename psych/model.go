@@ -53,6 +53,14 @@ type Codec interface {
 	EncodeTail(text string) ([]byte, error)
 }
 
+// A TailKeeper is a Codec of a provider that binds what the model said to
+// everything before it, reasoning above all: there a trailing message is sent
+// again, in its place, by all later requests, as a part of the History that
+// EncodeTail made; its Marker is -1. Elsewhere it is dropped.
+type TailKeeper interface {
+	KeepsTails() bool
+}
+
 const hexDigits = "0123456789abcdef"
 
 // AppendEscaped appends s as it stands within a JSON string, for a Codec: it
@@ -109,6 +117,10 @@ type Request struct {
 	History []Wire  // zone 3, a message each
 	Breaks  []int   // indexes of History at whose end the previous request and this one end
 	Tail    Wire    // zone 4, placed as the provider demands; no bytes: none
+
+	// CacheKey is the same for all requests of a Run, and another's for no
+	// other: 32 hexadecimal digits that tell nothing.
+	CacheKey string
 }
 
 // A Model calls one provider.
@@ -137,6 +149,8 @@ type Response struct {
 	Stop   StopReason
 	Usage  Usage
 	Sent   int // characters of the whole body; what is in no zone is the envelope
+
+	RequestID string // the provider's own, for the log; at most 256 characters are kept
 }
 
 // A StopReason says why the model stopped.
@@ -157,6 +171,7 @@ type Usage struct {
 	Input      *int64 `json:"input,omitempty"`
 	CacheRead  *int64 `json:"cache_read,omitempty"`
 	CacheWrite *int64 `json:"cache_write,omitempty"`
+	WriteHour  *int64 `json:"write_hour,omitempty"` // of CacheWrite: what is kept for an hour
 	Output     *int64 `json:"output,omitempty"`
 }
 

@@ -21,12 +21,13 @@ type prompt struct {
 	opening  *opening
 	dynamic  Wire    // zone 2
 	memory   *string // what zone 2 was made of; nil before the first model call
-	history  []Wire
-	chars    int   // of history
-	bytes    int64 // of history
-	previous int   // messages of history that the previous request sent
-	fresh    bool  // made for this request: nothing was sent from it
-	reopened bool  // its opening is another than that of the previous request
+	history  []Wire  // zone 3: messages, and the past tails that a TailKeeper keeps behind them
+	at       []int   // of each message of the Run, where it is in history
+	chars    int     // of history
+	bytes    int64   // of history
+	previous int     // messages of history that the previous request sent
+	fresh    bool    // made for this request: nothing was sent from it
+	reopened bool    // its opening is another than that of the previous request
 }
 
 // An opening is the tools and zone 1 of a Version, with what servers add to
@@ -148,15 +149,16 @@ func (p *prompt) trim(ctx context.Context, s *state, blobs BlobStore, trims []*p
 	first, parts := len(p.history), map[int]Wire{}
 	for _, x := range trims {
 		i := s.batches[x.call.turn-1].item
-		if _, done := parts[i]; done {
+		at := p.at[i]
+		if _, done := parts[at]; done {
 			continue
 		}
 		w, err := p.encode(ctx, s, i, blobs, set)
 		if err != nil {
 			return err
 		}
-		parts[i] = w
-		first = min(first, i)
+		parts[at] = w
+		first = min(first, at)
 	}
 	p.rechain(first, parts)
 	return nil
@@ -177,20 +179,36 @@ func (p *prompt) encode(ctx context.Context, s *state, i int, blobs BlobStore, t
 
 // extend encodes what the history gained since the last call.
 func (p *prompt) extend(ctx context.Context, s *state, blobs BlobStore) error {
-	for i := len(p.history); i < len(s.history); i++ {
+	keeper, _ := p.codec.(TailKeeper)
+	keeps := keeper != nil && keeper.KeepsTails()
+	for i := len(p.at); i < len(s.history); i++ {
+		if t := s.tails[i-1]; keeps && t != nil {
+			b, err := p.codec.EncodeTail(t.text())
+			if err != nil {
+				return fmt.Errorf("psych: encode a past trailing message of run %s: %w", s.run, err)
+			}
+			p.push(Wire{Bytes: b, Marker: -1})
+		}
 		w, err := p.encode(ctx, s, i, blobs, nil)
 		if err != nil {
 			return err
 		}
-		prev := &p.dynamic
-		if i > 0 {
-			prev = &p.history[i-1]
-		}
-		p.history = append(p.history, chained(prev, w.Bytes, w.Marker))
-		p.chars += p.history[i].Chars
-		p.bytes += int64(len(w.Bytes))
+		p.at = append(p.at, len(p.history))
+		p.push(w)
 	}
 	return nil
+}
+
+// push adds a part to the history.
+func (p *prompt) push(w Wire) {
+	prev := &p.dynamic
+	if n := len(p.history); n > 0 {
+		prev = &p.history[n-1]
+	}
+	w = chained(prev, w.Bytes, w.Marker)
+	p.history = append(p.history, w)
+	p.chars += w.Chars
+	p.bytes += int64(len(w.Bytes))
 }
 
 // chain is the Chain at the end of the first n messages.

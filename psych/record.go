@@ -106,7 +106,8 @@ type ModelCallFinished struct {
 	Blocks       []Said     `json:"blocks,omitempty"`
 	Stop         StopReason `json:"stop"`
 	Usage        Usage      `json:"usage,omitzero"`
-	Sent         int        `json:"sent,omitempty"` // characters of the whole body
+	Sent         int        `json:"sent,omitempty"`       // characters of the whole body
+	RequestID    string     `json:"request_id,omitempty"` // the provider's own
 	Milliseconds int64      `json:"milliseconds"`
 }
 
@@ -134,6 +135,7 @@ type ModelCallFailed struct {
 	Interrupted bool   `json:"interrupted,omitempty"` // the attempt ended, not the call; no try is counted
 	RetryMillis int64  `json:"retry_milliseconds,omitempty"`
 	Message     string `json:"message,omitempty"`
+	RequestID   string `json:"request_id,omitempty"` // the provider's own
 }
 
 // ToolCallStarted announces that a tool begins now.

@@ -71,7 +71,7 @@ func (d *driver) turn() error {
 	d.log.WarnContext(d.ctx, "model call failed", "turn", turn, "status", failed.Status, "transient", failed.Transient)
 	return d.emit(&ModelCallFailed{
 		Turn: turn, Status: failed.Status, Transient: failed.Transient, Overflow: failed.Overflow,
-		RetryMillis: failed.RetryAfter.Milliseconds(), Message: string(firstChars([]byte(strings.ToValidUTF8(failed.Message, "\uFFFD")), 2000)),
+		RetryMillis: failed.RetryAfter.Milliseconds(), RequestID: bounded(failed.RequestID), Message: string(firstChars([]byte(strings.ToValidUTF8(failed.Message, "\uFFFD")), 2000)),
 	})
 }
 
@@ -162,7 +162,9 @@ func (d *driver) prepare() (*Request, error) {
 		return nil, err
 	}
 	p.fresh, p.reopened = false, false
-	return p.request(d.version, spec.Model, tail), nil
+	req := p.request(d.version, spec.Model, tail)
+	req.CacheKey = digest("cache", d.info.Incarnation).String()[:32]
+	return req, nil
 }
 
 // contextTokens is what a request may take: the Spec's limit, or the
@@ -203,7 +205,7 @@ func (d *driver) memory() (*Payload, error) {
 // answerOf records what the model said: texts repaired visibly, provider
 // blocks byte for byte.
 func answerOf(turn int, r *Response, took int64) *ModelCallFinished {
-	e := &ModelCallFinished{Turn: turn, Stop: r.Stop, Usage: r.Usage, Sent: r.Sent, Milliseconds: took}
+	e := &ModelCallFinished{Turn: turn, Stop: r.Stop, Usage: r.Usage, Sent: r.Sent, RequestID: bounded(r.RequestID), Milliseconds: took}
 	for _, b := range r.Blocks {
 		switch {
 		case b.Call != nil:

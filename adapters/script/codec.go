@@ -127,7 +127,7 @@ func sizeOf(m *psych.Message) int {
 
 func appendUser(b []byte, blocks []psych.Block) ([]byte, error) {
 	b = append(b, userStart...)
-	if len(blocks) == 1 && isText(&blocks[0]) {
+	if len(blocks) == 1 && isText(&blocks[0]) && blocks[0].Image == nil {
 		b = appendString(b, blocks[0].Text)
 		return append(b, '}'), nil
 	}
@@ -139,9 +139,18 @@ func appendUser(b []byte, blocks []psych.Block) ([]byte, error) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = appendString(b, blocks[i].Text)
+		if img := blocks[i].Image; img != nil {
+			b = appendString(b, imageText(img))
+		} else {
+			b = appendString(b, blocks[i].Text)
+		}
 	}
 	return append(b, "]}"...), nil
+}
+
+// imageText stands for an image, which a script can't look at.
+func imageText(img *psych.Image) string {
+	return fmt.Sprintf("[image, %s, %d bytes]", img.ContentType, len(img.Data))
 }
 
 func isText(b *psych.Block) bool { return b.Call == nil && b.Result == nil && b.Provider == nil }
@@ -198,6 +207,12 @@ func appendResults(b []byte, blocks []psych.Block) ([]byte, error) {
 		b = appendString(b, r.CallID)
 		b = append(b, `,"text":`...)
 		b = appendString(b, r.Text)
+		for j := range r.Images {
+			b = append(b, []string{`,"images":[`, ","}[min(j, 1)]...)
+			if b = appendString(b, imageText(&r.Images[j])); j == len(r.Images)-1 {
+				b = append(b, ']')
+			}
+		}
 		if r.IsError {
 			b = append(b, `,"error":true`...)
 		}
@@ -218,7 +233,7 @@ func roleOf(b []byte) (psych.Role, bool) {
 		return psych.RoleAssistant, true
 	case bytes.HasPrefix(b, []byte(toolStart)):
 		return psych.RoleTool, true
-	case bytes.HasPrefix(b, []byte(userStart)):
+	case bytes.HasPrefix(b, []byte(userStart)), bytes.HasPrefix(b, []byte(tailStart)): // a tail that is kept is history
 		return psych.RoleUser, true
 	}
 	return "", false

@@ -209,7 +209,7 @@ func TestCodecRefuses(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	want := psych.ModelLimits{Tools: 3, ContextTokens: 1000}
-	if got := New(&Script{}, &Options{Limits: want}).Codec().Limits(); got != want {
+	if got := New(&Script{}, &Options{Limits: want}).Codec().Limits(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)
 	}
 }

@@ -205,6 +205,9 @@ func (p *played) check(base *played) error {
 	}
 	for _, c := range p.report.ToolCalls {
 		w := should[c.ID]
+		if c.Tool != "" {
+			c.Name = c.Tool
+		}
 		switch n := ran[c.ID]; {
 		case c.Outcome == string(psych.NotStarted) && n > 0:
 			wrong("call %s of %s ran, and its outcome is %s", c.ID, c.Name, c.Outcome)
@@ -228,7 +231,9 @@ func (p *played) check(base *played) error {
 	return errors.Join(errs...)
 }
 
-func isTool(name string) bool { return name != "read_tool_output" && name != "load_skill" }
+func isTool(name string) bool {
+	return name != "read_tool_output" && name != "load_skill" && name != "list_tools"
+}
 
 func values(m map[string]string) func(func(string) bool) {
 	return func(yield func(string) bool) {

@@ -3,12 +3,16 @@ package killtest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/psych-go/psych-go/adapters/mcp"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -27,6 +31,7 @@ type mission struct {
 	name    string
 	script  string
 	tools   []string
+	server  bool // a connection to the server "desk"
 	limits  psych.Limits
 	lease   time.Duration
 	steps   []step
@@ -136,6 +141,18 @@ var missions = []*mission{
 		steps:  []step{start("m1"), drive, remove, later},
 	},
 	{
+		// Tools of a server, of every retry class, through every door.
+		name: "server", server: true, tools: []string{"look"}, limits: psych.Limits{Parallel: 2},
+		script: `steps:
+- calls: [{name: desk__pay, arguments: {what: c1_1}}, {name: call_tool, arguments: {server: desk, tool: peek, arguments: {what: c1_2}}}, {name: look, arguments: {what: two}}, {name: desk__fails, arguments: {what: c1_4}}, {name: list_tools, arguments: {server: desk}}]
+- calls: [{name: call_tool, arguments: {server: desk, tool: pay, arguments: {what: c2_1}}}, {name: desk__peek, arguments: {what: c2_2}}, {name: call_tool, arguments: {server: desk, tool: nothing}}]
+- text: Done.
+- calls: [{name: desk__pay, arguments: {what: c4_1}}]
+- text: Done again.
+`,
+		steps: []step{start("m1"), drive, send("m2"), drive}, status: psych.StatusCompleted,
+	},
+	{
 		// A message is posted behind write Post of the process, by a client in
 		// it, or by a client of its own that is killed.
 		name: "posted", script: classesScript, tools: []string{"charge", "look", "alone", "broken", "page"}, loose: true,
@@ -147,7 +164,7 @@ var missions = []*mission{
 type effect struct{ Call, Tool, Key string }
 
 // safe are the tools that may be run again.
-var safe = map[string]bool{"look": true, "broken": true, "page": true, "report": true, "pages": true, "job": true}
+var safe = map[string]bool{"desk__peek": true, "desk__fails": true, "list_tools": true, "look": true, "broken": true, "page": true, "report": true, "pages": true, "job": true}
 
 type what struct {
 	What string `json:"what"`
@@ -224,6 +241,32 @@ func (w *worker) tools() []*psych.Tool {
 			return psych.Text("patient with " + in.What), nil
 		}),
 	}
+}
+
+// serverArgument makes the test binary the server "desk", over its standard
+// streams: behind it stands the directory of the trial.
+const serverArgument = "-psych-killtest-server"
+
+// serve is the server: what its tools did is noted under the call that their
+// argument names, with the idempotency key of the request.
+func serve(dir string) error {
+	t := &tap{dir: dir}
+	s := sdk.NewServer(&sdk.Implementation{Name: "desk", Version: "1"}, nil)
+	for name, safe := range map[string]bool{"pay": false, "peek": true, "fails": true} {
+		s.AddTool(&sdk.Tool{
+			Name: name, Description: "Does " + name + ".", Annotations: &sdk.ToolAnnotations{IdempotentHint: safe},
+			InputSchema: json.RawMessage(`{"type":"object","properties":{"what":{"type":"string"}},"required":["what"]}`),
+		}, func(_ context.Context, r *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+			var in what
+			if err := json.Unmarshal(r.Params.Arguments, &in); err != nil {
+				return nil, err
+			}
+			key, _ := r.Params.Meta[mcp.MetaIdempotencyKey].(string)
+			t.note(effectsFile, effect{in.What, "desk__" + name, key})
+			return &sdk.CallToolResult{IsError: name == "fails", Content: []sdk.Content{&sdk.TextContent{Text: name + " of " + in.What}}}, nil
+		})
+	}
+	return s.Run(context.Background(), &sdk.StdioTransport{})
 }
 
 func lines(n int, of string) string {

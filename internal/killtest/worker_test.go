@@ -22,6 +22,7 @@ import (
 
 	"github.com/psych-go/psych-go/adapters/dynamo"
 	"github.com/psych-go/psych-go/adapters/fsblob"
+	"github.com/psych-go/psych-go/adapters/mcp"
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/adapters/sqlite"
@@ -32,6 +33,13 @@ import (
 const workerVariable = "PSYCH_KILLTEST_JOB"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == serverArgument {
+		if err := serve(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if j := os.Getenv(workerVariable); j != "" {
 		if err := work(j); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -129,6 +137,14 @@ func openPorts(ctx context.Context, storeURL, blobURL string, t *tap) (psych.Sto
 	return s, bs, err
 }
 
+// trialSecrets give the server its directory, which no Version may depend on.
+type trialSecrets string
+
+func (t trialSecrets) Secret(context.Context, psych.SecretRequest) (psych.Secret, error) {
+	value, err := json.Marshal(map[string]any{"env": map[string]string{"TRIAL": string(t)}})
+	return psych.Secret{Value: string(value), Identity: "trial"}, err
+}
+
 // A worker plays a mission.
 type worker struct {
 	job
@@ -182,9 +198,13 @@ func work(data string) error {
 		Models: psych.OneModel(&model{script.New(parsed, nil), w.tap}),
 		Now:    func() time.Time { return time.Now().Add(w.Shift) },
 	}
+	if w.m.server {
+		o.Connector, o.Secrets, o.AllowCommands = mcp.New(&mcp.Options{AllowCommands: true}), trialSecrets(w.Dir), true
+	}
 	if w.rt, err = psych.New(&store{s, w.tap}, &o); err != nil {
 		return err
 	}
+	defer w.rt.Close()
 	if w.Only != "" {
 		if err := w.send(ctx, w.Only); err != nil {
 			return err
@@ -320,6 +340,13 @@ func (w *worker) send(ctx context.Context, id string) error {
 func start(id string) step {
 	return func(ctx context.Context, w *worker) error {
 		spec := psych.Spec{Name: w.m.name, Instructions: "You do as the script says.", Tools: w.m.tools, Limits: w.m.limits}
+		if w.m.server {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			spec.Connections = []psych.Connection{{Name: "desk", Command: []string{self, serverArgument, "${TRIAL}"}, Credential: "trial", TrustAnnotations: true}}
+		}
 		v, err := w.rt.Publish(ctx, w.Tenant, &spec)
 		if err != nil {
 			return err
