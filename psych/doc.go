@@ -20,7 +20,12 @@
 //     byte for byte, until a break that the log names. Each model call records
 //     what it sent, so that [Runtime.Report] can measure it.
 //
-// Storage and models are ports: [Store], [BlobStore], [Model], [Waker].
-// Adapters are packages of their own, and the suites of package contracttest
-// prove that they behave alike.
+// Tools are Go functions that a Spec names, and those of MCP servers, which it
+// names as connections: a [Disclosure] decides how much of their definitions is
+// in the prompt, and three meta tools reach the rest, never past what the
+// server offers, the [Policy] permits and the Spec grants.
+//
+// Storage, models and servers are ports: [Store], [BlobStore], [Model],
+// [Waker], [Connector], [Secrets], [Policy]. Adapters are packages of their
+// own, and the suites of package contracttest prove that they behave alike.
 package psych
