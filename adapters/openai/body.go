@@ -29,6 +29,14 @@ func (b *body) add(part []byte, chars int) {
 	}
 }
 
+// trim takes the last n bytes off, in ASCII, which one add brought.
+func (b *body) trim(n int) {
+	last := &b.parts[len(b.parts)-1]
+	*last = (*last)[:len(*last)-n]
+	b.size -= int64(n)
+	b.chars -= n
+}
+
 // envelope adds what is in no zone, in ASCII.
 func (b *body) envelope(s []byte) { b.add(s, len(s)) }
 
@@ -36,29 +44,36 @@ func (b *body) envelope(s []byte) { b.add(s, len(s)) }
 var (
 	toolsField    = []byte(`,"tools":`)
 	messagesField = []byte(`,"messages":[`)
+	inputField    = []byte(`,"input":[`)
 	comma         = []byte(`,`)
 	endOfString   = []byte(stringEnd)
 	endOfParts    = []byte(partsEnd)
 	endOfBody     = []byte(`]}`)
 	breakpoint    = []byte(`,"prompt_cache_breakpoint":{"mode":"explicit"}`)
 	blank         = []byte(blankLine)
-	tailPart      = []byte(`,` + textStart)
-	tailPartEnd   = []byte(textEnd)
-	tailMessage   = []byte(userStart + `"`)
+	userMessage   = []byte(userStart)
+	quote         = []byte(`"`)
+	emptyContent  = []byte(`""}`)
 )
 
 // join lays out the body of a request:
 //
 //	{"model":…,OPTIONS,"stream":true,…,"tools":[…],"messages":[SYSTEM,HISTORY]}
+//
+// with "input" for "messages" in the Responses API.
 func (m *Model) join(r *psych.Request) *body {
 	b := &body{parts: make([][]byte, 0, 2*len(r.History)+24)}
-	head := m.head(&r.Options)
+	head := m.head(r)
 	b.add(head, utf8.RuneCount(head))
 	if len(r.Tools.Bytes) > 0 {
 		b.envelope(toolsField)
 		b.add(r.Tools.Bytes, r.Tools.Chars)
 	}
-	b.envelope(messagesField)
+	if m.codec.responses {
+		b.envelope(inputField)
+	} else {
+		b.envelope(messagesField)
+	}
 	first := true
 	if len(r.System[0].Bytes)+len(r.System[1].Bytes) > 0 {
 		for i := range r.System {
@@ -72,53 +87,103 @@ func (m *Model) join(r *psych.Request) *body {
 		first = false
 	}
 	marked := m.marked(r)
-	last := len(r.History) - 1
-	for last >= 0 && len(r.History[last].Bytes) == 0 {
-		last--
-	}
-	tailed := len(r.Tail.Bytes) == 0
+	var last []byte // the part before
 	for i := range r.History {
 		w := &r.History[i]
 		if len(w.Bytes) == 0 {
 			continue
 		}
-		if !first {
+		skip := 0
+		if endsUser(last) && bytes.HasPrefix(w.Bytes, userMessage) {
+			if skip = b.reopen(last, w.Bytes); skip == len(w.Bytes) {
+				continue
+			}
+		} else if !first {
 			b.envelope(comma)
 		}
 		first = false
-		bytes, chars := w.Bytes, w.Chars
+		at := skip
 		if i == marked[0] || i == marked[1] {
-			b.add(bytes[:w.Marker], 0)
+			at = w.Marker
+			b.add(w.Bytes[skip:at], 0)
 			b.envelope(breakpoint)
-			bytes = bytes[w.Marker:] // its characters are counted with the rest
 		}
-		if i == last && !tailed && joinable(w.Bytes) {
-			b.addTailed(bytes, chars, w.Bytes, &r.Tail)
-			tailed = true
-			continue
-		}
-		b.add(bytes, chars)
+		b.add(w.Bytes[at:], w.Chars-skip) // with the characters before the marker
+		last = w.Bytes
 	}
-	if !tailed {
-		if !first {
-			b.envelope(comma)
-		}
-		b.envelope(tailMessage)
-		b.add(r.Tail.Bytes, r.Tail.Chars)
-		b.envelope(endOfString)
+	if len(r.Tail.Bytes) > 0 {
+		m.addTail(b, last, &r.Tail, first)
 	}
 	b.envelope(endOfBody)
 	return b
 }
 
-// head is the envelope up to the tools: the same for every request of a Spec.
-func (m *Model) head(o *psych.ModelOptions) []byte {
+// reopen takes the end off a user's message, last, for the content of another
+// one to go on there: many servers refuse two of a role in a row. It returns
+// how much of next is left out, all of it if it says nothing.
+func (b *body) reopen(last, next []byte) int {
+	skip := len(userMessage)
+	content := next[skip:]
+	switch {
+	case bytes.Equal(content, emptyContent):
+		return len(next)
+	case content[0] == '"' && bytes.HasSuffix(last, []byte(emptyEnd)):
+		b.trim(len(endOfString))
+		skip++
+	case content[0] == '"':
+		b.trim(len(endOfString))
+		b.envelope(blank)
+		skip++
+	case bytes.HasSuffix(last, []byte(emptyEnd)): // of lists, the one without parts
+		b.trim(len(emptyContent))
+	default:
+		b.trim(len(endOfParts))
+		b.envelope(comma)
+		skip++
+	}
+	return skip
+}
+
+// addTail puts the trailing message into the end of the last part, or behind
+// it as a user's message.
+func (m *Model) addTail(b *body, last []byte, tail *psych.Wire, alone bool) {
+	switch {
+	case !joinable(last):
+		if !alone {
+			b.envelope(comma)
+		}
+		b.envelope(userMessage)
+		b.envelope(quote)
+		b.add(tail.Bytes, tail.Chars)
+		b.envelope(endOfString)
+	case bytes.HasSuffix(last, endOfParts):
+		b.trim(len(endOfParts))
+		b.envelope(comma)
+		b.envelope([]byte(m.codec.text))
+		b.add(tail.Bytes, tail.Chars)
+		b.envelope([]byte(textEnd + partsEnd))
+	default:
+		b.trim(len(endOfString))
+		if !bytes.HasSuffix(last, []byte(emptyEnd)) {
+			b.envelope(blank)
+		}
+		b.add(tail.Bytes, tail.Chars)
+		b.envelope(endOfString)
+	}
+}
+
+// head is the envelope up to the tools: the same for every request of a Run.
+func (m *Model) head(r *psych.Request) []byte {
+	o := &r.Options
 	b := append(make([]byte, 0, 256), `{"model":`...)
 	b = appendString(b, m.name)
 	if o.MaxOutputTokens > 0 {
-		if m.o.LegacyMaxTokens {
+		switch {
+		case m.codec.responses:
+			b = append(b, `,"max_output_tokens":`...)
+		case m.o.LegacyMaxTokens:
 			b = append(b, `,"max_tokens":`...)
-		} else {
+		default:
 			b = append(b, `,"max_completion_tokens":`...)
 		}
 		b = strconv.AppendInt(b, int64(o.MaxOutputTokens), 10)
@@ -127,18 +192,51 @@ func (m *Model) head(o *psych.ModelOptions) []byte {
 		b = append(b, `,"temperature":`...)
 		b = strconv.AppendFloat(b, *t, 'f', -1, 64)
 	}
-	if o.Effort != "" {
+	switch {
+	case m.codec.responses:
+		b = appendReasoning(b, o.Effort, m.o.ReasoningSummary)
+	case o.Effort != "":
 		b = append(b, `,"reasoning_effort":`...)
 		b = appendString(b, o.Effort)
 	}
-	if m.o.CacheKey != "" {
+	key := m.o.CacheKey
+	if key == "" && m.codec.responses { // other servers of Chat Completions may refuse it
+		key = r.CacheKey
+	}
+	if key != "" {
 		b = append(b, `,"prompt_cache_key":`...)
-		b = appendString(b, m.o.CacheKey)
+		b = appendString(b, key)
 	}
 	if m.o.CacheBreakpoints {
 		b = append(b, `,"prompt_cache_options":{"mode":"explicit"}`...)
 	}
-	return append(b, `,"stream":true,"stream_options":{"include_usage":true}`...)
+	if !m.codec.responses {
+		return append(b, `,"stream":true,"stream_options":{"include_usage":true}`...)
+	}
+	b = append(b, `,"stream":true,"store":false`...)
+	if !m.o.DropReasoning {
+		b = append(b, `,"include":["reasoning.encrypted_content"]`...)
+	}
+	return b
+}
+
+func appendReasoning(b []byte, effort, summary string) []byte {
+	if effort == "" && summary == "" {
+		return b
+	}
+	b = append(b, `,"reasoning":{`...)
+	if effort != "" {
+		b = append(b, `"effort":`...)
+		b = appendString(b, effort)
+	}
+	if effort != "" && summary != "" {
+		b = append(b, ',')
+	}
+	if summary != "" {
+		b = append(b, `"summary":`...)
+		b = appendString(b, summary)
+	}
+	return append(b, '}')
 }
 
 // addSystem adds a zone of the system message, its end marked.
@@ -168,31 +266,6 @@ func (m *Model) marked(r *psych.Request) [2]int {
 		n++
 	}
 	return at
-}
-
-// joinable reports whether a text may be put into the end of a message.
-func joinable(message []byte) bool {
-	return !bytes.HasPrefix(message, []byte(assistantStart)) &&
-		(bytes.HasSuffix(message, endOfParts) || bytes.HasSuffix(message, endOfString))
-}
-
-// addTailed adds what is left of the last message with the trailing message as
-// its last text.
-func (b *body) addTailed(rest []byte, chars int, message []byte, tail *psych.Wire) {
-	const end = len(partsEnd)
-	b.add(rest[:len(rest)-end], chars-end)
-	switch {
-	case bytes.HasSuffix(message, endOfParts):
-		b.envelope(tailPart)
-		b.add(tail.Bytes, tail.Chars)
-		b.envelope(tailPartEnd)
-	case bytes.HasSuffix(message, []byte(emptyEnd)):
-		b.add(tail.Bytes, tail.Chars)
-	default:
-		b.envelope(blank)
-		b.add(tail.Bytes, tail.Chars)
-	}
-	b.add(rest[len(rest)-end:], end)
 }
 
 // open returns a reader of the body.

@@ -168,6 +168,12 @@ func checkReasoning(r *psych.Response, dropped bool) []Finding {
 		if b.Provider == nil {
 			continue
 		}
+		if item, _ := readItem(b.Provider); item != nil && replayable(item) {
+			if dropped {
+				return []Finding{{OK, "reasoning", "the server sends reasoning items, which are kept in the log and not sent back"}}
+			}
+			return []Finding{{OK, "reasoning", "the server sends reasoning items, which are kept and sent back (drop_reasoning leaves them out)"}}
+		}
 		var k kept
 		k.read(b.Provider)
 		for _, f := range k.message {

@@ -2,8 +2,10 @@ package openai
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,8 +15,11 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
-// codecID names the encoding of this file; it changes when a byte does.
-const codecID = "openai-chat/1"
+// IDs of the encodings of this package; one changes when a byte of it does.
+const (
+	chatID      = "openai-chat/1"
+	responsesID = "openai-responses/1"
+)
 
 // How messages begin and end. Nothing else writes them, so that a look at a few
 // bytes tells the role and where a text may be put in.
@@ -23,35 +28,73 @@ const (
 	userStart      = `{"role":"user","content":`
 	assistantStart = `{"role":"assistant","content":`
 	toolStart      = `{"role":"tool","tool_call_id":`
-	textStart      = `{"type":"text","text":"`
+	outputStart    = `{"type":"function_call_output","call_id":`
+	chatText       = `{"type":"text","text":"`
+	responsesText  = `{"type":"input_text","text":"`
 	textEnd        = `"}`
 	stringEnd      = `"}`
 	partsEnd       = `]}`
 	emptyEnd       = `:""}` // an unescaped quote ends a string, so nothing else ends so
+	chatImageEnd   = `"}}`  // no part of a tool message ends so
 	blankLine      = `\n\n`
 )
 
 // codec writes JSON by appending, since an engine's turn is measured with it.
+// The messages of users and of the system are the same in both APIs but for
+// the names of their parts.
 type codec struct {
 	limits        psych.ModelLimits
-	parts         bool // contents are lists of parts, which markers need, not strings
+	responses     bool   // items of the Responses API, not messages of Chat Completions
+	text          string // how a part that is a text begins
+	parts         bool   // contents are lists of parts, which markers need, not strings
 	dropReasoning bool
 }
 
 var _ psych.Codec = (*codec)(nil)
 
+func newCodec(o *Options) *codec {
+	c := &codec{limits: openAILimits, responses: o.Responses, text: chatText, parts: o.CacheBreakpoints, dropReasoning: o.DropReasoning}
+	if o.Responses {
+		c.text = responsesText
+	}
+	if o.Limits != nil {
+		c.limits = *o.Limits
+	}
+	if o.Images {
+		if len(c.limits.Images) == 0 {
+			c.limits.Images = imageTypes
+		}
+		if c.limits.ImageBytes == 0 {
+			c.limits.ImageBytes = imageBytes
+		}
+	}
+	return c
+}
+
 func (c *codec) Limits() psych.ModelLimits { return c.limits }
 
 func (c *codec) ID() string {
-	id := codecID
+	id := chatID
+	if c.responses {
+		id = responsesID
+	}
 	if c.parts {
 		id += "+parts"
+	}
+	if c.images() {
+		id += fmt.Sprintf("+%s:%d", strings.Join(c.limits.Images, ","), c.limits.ImageBytes)
 	}
 	if c.dropReasoning {
 		id += "-reasoning"
 	}
 	return id
 }
+
+func (c *codec) images() bool { return len(c.limits.Images) > 0 }
+
+// lists reports whether a user's content is a list of parts: of one codec all
+// are, or none, so that two can be made one.
+func (c *codec) lists() bool { return c.parts || c.images() }
 
 // EncodeTools writes a JSON array in the order of names, schemas byte for byte
 // but for a root without properties, which gets empty ones: OpenAI demands
@@ -74,7 +117,11 @@ func (c *codec) EncodeTools(defs []psych.ToolDef) ([]byte, error) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(b, `{"type":"function","function":{"name":`...)
+		if c.responses {
+			b = append(b, `{"type":"function","name":`...)
+		} else {
+			b = append(b, `{"type":"function","function":{"name":`...)
+		}
 		b = appendString(b, d.Name)
 		if d.Description != "" {
 			b = append(b, `,"description":`...)
@@ -85,7 +132,11 @@ func (c *codec) EncodeTools(defs []psych.ToolDef) ([]byte, error) {
 		if b, err = appendSchema(b, d.Schema); err != nil {
 			return nil, fmt.Errorf("openai: encode tool %.80q: %w: %w", d.Name, psych.ErrInvalid, err)
 		}
-		b = append(b, "}}"...)
+		if c.responses {
+			b = append(b, `,"strict":false}`...) // absent it is true, and the schema one of few
+		} else {
+			b = append(b, "}}"...)
+		}
 	}
 	return append(b, ']'), nil
 }
@@ -132,19 +183,26 @@ func (c *codec) appendSystem(b []byte, text string, begun bool) []byte {
 		b = append(b, systemStart+`"`...)
 	}
 	if c.parts {
-		return appendPart(b, text)
+		b = append(b, c.text...)
+		return append(psych.AppendEscaped(b, text), textEnd...)
 	}
 	return psych.AppendEscaped(b, text)
 }
 
-// EncodeMessage writes a JSON object, for results one each with commas in
-// between, for an assistant's message without text and calls nothing.
+// EncodeMessage writes a JSON object, or several with commas in between: for
+// each result one, and a user's message for their images; in the Responses API
+// for each reasoning, text and call. For an assistant's message without text
+// and calls it writes nothing.
 func (c *codec) EncodeMessage(m *psych.Message) (b []byte, marker int, err error) {
 	switch m.Role {
 	case psych.RoleUser:
 		b, err = c.encodeUser(m.Blocks)
 	case psych.RoleAssistant:
-		b, err = c.encodeAssistant(m.Blocks)
+		if c.responses {
+			b, err = c.encodeOutput(m.Blocks)
+		} else {
+			b, err = c.encodeAssistant(m.Blocks)
+		}
 	case psych.RoleTool:
 		b, err = c.encodeResults(m.Blocks)
 	default:
@@ -154,7 +212,7 @@ func (c *codec) EncodeMessage(m *psych.Message) (b []byte, marker int, err error
 		return nil, -1, fmt.Errorf("openai: encode message: %w: %w", psych.ErrInvalid, err)
 	}
 	marker = -1
-	if c.parts && bytes.HasSuffix(b, []byte(`"}`+partsEnd)) && !bytes.HasPrefix(b, []byte(assistantStart)) {
+	if c.parts && joinable(b) && bytes.HasSuffix(b, []byte(`}`+partsEnd)) {
 		marker = len(b) - len(`}`+partsEnd)
 	}
 	return b, marker, nil
@@ -168,79 +226,148 @@ func (c *codec) EncodeTail(text string) ([]byte, error) {
 	return psych.AppendEscaped(make([]byte, 0, len(text)+16), text), nil
 }
 
+// joinable reports whether a text may be put into the end of a part of the
+// history: it ends with a user's message or with a result.
+func joinable(part []byte) bool {
+	return (bytes.HasPrefix(part, []byte(userStart)) || bytes.HasPrefix(part, []byte(toolStart)) || bytes.HasPrefix(part, []byte(outputStart))) &&
+		(bytes.HasSuffix(part, []byte(partsEnd)) || bytes.HasSuffix(part, []byte(stringEnd)))
+}
+
+// endsUser reports whether the last message of a part is a user's.
+func endsUser(part []byte) bool {
+	return bytes.HasPrefix(part, []byte(userStart)) ||
+		bytes.HasPrefix(part, []byte(toolStart)) && bytes.HasSuffix(part, []byte(chatImageEnd+partsEnd))
+}
+
 // sizeOf guesses the encoded size, so that most messages are one allocation.
 func sizeOf(blocks []psych.Block) int {
 	n := 96
 	for i := range blocks {
 		b := &blocks[i]
 		n += 32 + len(b.Text) + len(b.Text)/16 + len(b.Provider)
+		if b.Image != nil {
+			n += sizeOfImage(b.Image)
+		}
 		if c := b.Call; c != nil {
 			n += 80 + len(c.ID) + len(c.Name) + len(c.Arguments) + len(c.Arguments)/4
 		}
 		if r := b.Result; r != nil {
 			n += 80 + len(r.CallID) + len(r.Text) + len(r.Text)/16
+			for i := range r.Images {
+				n += 64 + len(r.CallID) + sizeOfImage(&r.Images[i])
+			}
 		}
 	}
 	return n
 }
 
-func (c *codec) encodeUser(blocks []psych.Block) ([]byte, error) {
-	texts := make([]string, 0, 4)
-	for i := range blocks {
-		b := &blocks[i]
-		if b.Call != nil || b.Result != nil || b.Provider != nil {
-			return nil, fmt.Errorf("block %d of a user's message is not a text", i)
-		}
-		texts = append(texts, b.Text)
-	}
-	b := append(make([]byte, 0, sizeOf(blocks)), userStart...)
-	return append(c.appendContent(b, "", texts...), '}'), nil
+func sizeOfImage(img *psych.Image) int {
+	return 96 + len(img.ContentType) + base64.StdEncoding.EncodedLen(len(img.Data))
 }
 
-// appendContent writes texts as parts or as a string with blank lines in
-// between. A part without text is refused by some servers: nothing is "".
-func (c *codec) appendContent(b []byte, prefix string, texts ...string) []byte {
-	n := 0
-	for _, t := range texts {
-		if t == "" {
-			continue
-		}
-		switch {
-		case c.parts && n == 0:
-			b = append(b, '[')
-		case c.parts:
-			b = append(b, ',')
-		case n == 0:
-			b = append(b, '"')
+func (c *codec) encodeUser(blocks []psych.Block) ([]byte, error) {
+	w := contentWriter{c: c, b: append(make([]byte, 0, sizeOf(blocks)), userStart...), list: c.lists()}
+	for i := range blocks {
+		switch b := &blocks[i]; {
+		case b.Call != nil || b.Result != nil || b.Provider != nil:
+			return nil, fmt.Errorf("block %d of a user's message is neither a text nor an image", i)
+		case b.Image == nil:
+			w.text("", b.Text)
+		case c.shows(b.Image):
+			w.image(b.Image)
 		default:
-			b = append(b, blankLine...)
+			w.text("", fmt.Sprintf("[%.80s, %d bytes, left out: it can't be shown]", b.Image.ContentType, len(b.Image.Data)))
 		}
-		if c.parts {
-			b = append(b, textStart...)
-		}
-		if n == 0 {
-			b = append(b, prefix...)
-		}
-		b = psych.AppendEscaped(b, t)
-		if c.parts {
-			b = append(b, textEnd...)
-		}
-		n++
 	}
-	switch {
-	case n == 0:
-		return append(b, `""`...)
-	case c.parts:
-		return append(b, ']')
-	}
-	return append(b, '"')
+	return append(w.end(), '}'), nil
 }
+
+// shows reports whether an image is one that the server was said to take, and
+// is what it says it is: a server refuses all of a request for one that is not.
+func (c *codec) shows(img *psych.Image) bool {
+	return slices.Contains(c.limits.Images, img.ContentType) && (c.limits.ImageBytes == 0 || len(img.Data) <= c.limits.ImageBytes) &&
+		http.DetectContentType(img.Data) == img.ContentType
+}
+
+// A contentWriter writes a content: a list of parts, or a string with blank
+// lines between the texts. A part without text is refused by some servers:
+// nothing at all is "".
+type contentWriter struct {
+	c    *codec
+	b    []byte
+	list bool
+	n    int // parts
+}
+
+func (w *contentWriter) begin() {
+	switch {
+	case w.list && w.n == 0:
+		w.b = append(w.b, '[')
+	case w.list:
+		w.b = append(w.b, ',')
+	case w.n == 0:
+		w.b = append(w.b, '"')
+	default:
+		w.b = append(w.b, blankLine...)
+	}
+	w.n++
+}
+
+func (w *contentWriter) text(prefix, s string) {
+	if s == "" {
+		return
+	}
+	w.begin()
+	if w.list {
+		w.b = append(w.b, w.c.text...)
+	}
+	w.b = append(w.b, prefix...)
+	w.b = psych.AppendEscaped(w.b, s)
+	if w.list {
+		w.b = append(w.b, textEnd...)
+	}
+}
+
+// image writes a part, for a list alone.
+func (w *contentWriter) image(img *psych.Image) {
+	w.begin()
+	if w.c.responses {
+		w.b = append(w.b, `{"type":"input_image","image_url":"data:`...)
+	} else {
+		w.b = append(w.b, `{"type":"image_url","image_url":{"url":"data:`...)
+	}
+	w.b = psych.AppendEscaped(w.b, img.ContentType)
+	w.b = append(w.b, ";base64,"...)
+	w.b = base64.StdEncoding.AppendEncode(w.b, img.Data)
+	if w.c.responses {
+		w.b = append(w.b, textEnd...)
+	} else {
+		w.b = append(w.b, chatImageEnd...)
+	}
+}
+
+func (w *contentWriter) end() []byte {
+	switch {
+	case w.n == 0:
+		return append(w.b, `""`...)
+	case w.list:
+		return append(w.b, ']')
+	}
+	return append(w.b, '"')
+}
+
+// What a user's message with the images of results says.
+const (
+	imagesHead = "[Images that tools returned, not from the user]"
+	imagesOf   = "Of the result of call "
+)
 
 func (c *codec) encodeResults(blocks []psych.Block) ([]byte, error) {
 	if len(blocks) == 0 {
 		return nil, nil
 	}
 	b := make([]byte, 0, sizeOf(blocks))
+	shown := false
 	for i := range blocks {
 		r := blocks[i].Result
 		if r == nil {
@@ -249,16 +376,49 @@ func (c *codec) encodeResults(blocks []psych.Block) ([]byte, error) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(b, toolStart...)
-		b = appendString(b, r.CallID)
-		b = append(b, `,"content":`...)
+		images := slices.ContainsFunc(r.Images, func(img psych.Image) bool { return c.shows(&img) })
+		shown = shown || images
+		w := contentWriter{c: c, list: c.parts || c.responses && images}
+		if c.responses {
+			w.b = appendString(append(b, outputStart...), r.CallID)
+			w.b = append(w.b, `,"output":`...)
+		} else {
+			w.b = appendString(append(b, toolStart...), r.CallID)
+			w.b = append(w.b, `,"content":`...)
+		}
 		prefix := ""
 		if r.IsError {
-			prefix = "Error: " // a tool message has no other way to say so
+			prefix = "Error: " // there is no other way to say so
 		}
-		b = append(c.appendContent(b, prefix, r.Text), '}')
+		w.text(prefix, r.Text)
+		if c.responses {
+			c.appendImages(&w, r)
+		}
+		b = append(w.end(), '}')
 	}
-	return b, nil
+	if !shown || c.responses {
+		return b, nil
+	}
+	w := contentWriter{c: c, b: append(append(b, ','), userStart...), list: true}
+	w.text("", imagesHead)
+	for i := range blocks {
+		r := blocks[i].Result
+		if slices.ContainsFunc(r.Images, func(img psych.Image) bool { return c.shows(&img) }) {
+			w.text(imagesOf, r.CallID+":")
+			c.appendImages(&w, r)
+		}
+	}
+	return append(w.end(), '}'), nil
+}
+
+// appendImages writes the images of a result that can be shown; its text names
+// them all.
+func (c *codec) appendImages(w *contentWriter, r *psych.ToolOutput) {
+	for i := range r.Images {
+		if c.shows(&r.Images[i]) {
+			w.image(&r.Images[i])
+		}
+	}
 }
 
 func (c *codec) encodeAssistant(blocks []psych.Block) ([]byte, error) {
@@ -328,13 +488,7 @@ func appendCall(b []byte, c *psych.ToolCall, extra []field) []byte {
 	b = appendString(b, c.ID)
 	b = append(b, `,"type":"function","function":{"name":`...)
 	b = appendString(b, c.Name)
-	b = append(b, `,"arguments":"`...)
-	if json.Valid(c.Arguments) {
-		b = psych.AppendEscaped(b, string(c.Arguments))
-	} else {
-		b = append(b, "{}"...)
-	}
-	b = append(b, '"')
+	b = appendArguments(b, c.Arguments)
 	for _, f := range extra {
 		if f.key == "function" {
 			inner, _ := fieldsOf(f.value) // of another kind: there is nothing to keep
@@ -352,6 +506,16 @@ func appendCall(b []byte, c *psych.ToolCall, extra []field) []byte {
 		}
 	}
 	return append(b, '}')
+}
+
+func appendArguments(b []byte, args json.RawMessage) []byte {
+	b = append(b, `,"arguments":"`...)
+	if json.Valid(args) {
+		b = psych.AppendEscaped(b, string(args))
+	} else {
+		b = append(b, "{}"...)
+	}
+	return append(b, '"')
 }
 
 func appendField(b []byte, f field) []byte {
@@ -499,12 +663,6 @@ func fieldsOf(object []byte) ([]field, error) {
 		}
 	}
 	return fields, nil
-}
-
-func appendPart(b []byte, text string) []byte {
-	b = append(b, textStart...)
-	b = psych.AppendEscaped(b, text)
-	return append(b, textEnd...)
 }
 
 func appendString(b []byte, s string) []byte {

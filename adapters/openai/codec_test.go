@@ -24,8 +24,19 @@ func toolCall(id, name, args string) psych.Block {
 	return psych.Block{Call: &psych.ToolCall{ID: id, Name: name, Arguments: json.RawMessage(args)}}
 }
 
-func toolResult(id, text string, failed bool) psych.Block {
-	return psych.Block{Result: &psych.ToolOutput{CallID: id, Text: text, IsError: failed}}
+func toolResult(id, text string, failed bool, images ...*psych.Image) psych.Block {
+	out := &psych.ToolOutput{CallID: id, Text: text, IsError: failed}
+	for _, img := range images {
+		out.Images = append(out.Images, *img)
+	}
+	return psych.Block{Result: out}
+}
+
+// picture is the start of an image of a type.
+func picture(contentType string) *psych.Image {
+	return &psych.Image{ContentType: contentType, Data: []byte(map[string]string{
+		"image/png": "\x89PNG\r\n\x1a\n\x00\x00", "image/jpeg": "\xff\xd8\xff\xe0?>", "image/gif": "GIF89a<", "image/webp": "RIFF\x10\x00\x00\x00WEBPVP8 ",
+	}[contentType])}
 }
 
 // builder encodes a request as psych does: each message once, chained.
@@ -177,6 +188,53 @@ func goldens(t *testing.T) map[string]struct {
 		b.tail(tailText)
 	})
 	add("tail-alone", nil, func(b *builder) { b.tail(tailText) })
+
+	pictures := func(b *builder) {
+		b.say(psych.RoleUser, psych.Block{Text: "what is it?"}, psych.Block{Text: "[attachment \"a.png\", image/png, 70 bytes]"}, psych.Block{Image: picture("image/png")},
+			psych.Block{Image: picture("image/tiff")})
+		b.say(psych.RoleAssistant, toolCall("c1_1", "look", `{"x":1}`), toolCall("c1_2", "none", `{}`), toolCall("c1_3", "look", `{"x":3}`))
+		b.say(psych.RoleTool, toolResult("c1_1", "two pictures", false, picture("image/png"), picture("image/gif")), toolResult("c1_2", "", true), toolResult("c1_3", "", false, picture("image/jpeg")))
+	}
+	add("images", &Options{Images: true}, func(b *builder) { pictures(b); b.tail(tailText) })
+	add("images-then-user", &Options{Images: true}, func(b *builder) {
+		pictures(b)
+		b.say(psych.RoleUser, psych.Block{Text: "stop"})
+		b.say(psych.RoleUser)
+		b.say(psych.RoleUser, psych.Block{Text: "go on"}, psych.Block{Image: picture("image/webp")})
+		b.tail(tailText)
+	})
+	add("images-breakpoints", &Options{Images: true, CacheBreakpoints: true}, func(b *builder) { pictures(b); b.tail(tailText) })
+	add("images-not-taken", nil, pictures)
+
+	items := func(b *builder) {
+		b.tools(goldenTools...)
+		b.system("You like tea.", "Be brief.", odd)
+		b.say(psych.RoleUser, psych.Block{Text: "hi"})
+		b.say(psych.RoleAssistant,
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.item","item":{"id":"rs_1", "type":"reasoning","summary":[],"encrypted_content":"gA\u0041=="}}`)},
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.with","with":{"phase":"commentary","id":"msg_1","content":[]}}`)}, psych.Block{Text: "I look."},
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.item","item":{"type":"web_search_call","id":"ws_1"}}`)},
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.with","with":{"namespace":"a","call_id":"x"}}`)},
+			toolCall("c1_1", "look", `{"b": 1.0, "a": [1e400, 9007199254740993, "é\n"]}`), toolCall("c1_2", "look", "not json"),
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.item","item":{"type":"reasoning","id":"rs_2","summary":[],"encrypted_content":"cut"}}`)},
+			psych.Block{Provider: json.RawMessage(`{"type":"openai.response","id":"resp_1"}`)})
+		b.say(psych.RoleTool, toolResult("c1_1", odd, false), toolResult("c1_2", "no such file", true))
+	}
+	add("responses", &Options{Responses: true}, items)
+	add("responses-options", &Options{Responses: true, DropReasoning: true, ReasoningSummary: "auto", CacheKey: "team \"a\"", LegacyMaxTokens: true}, func(b *builder) {
+		items(b)
+		b.req.Options = psych.ModelOptions{MaxOutputTokens: 1000, Temperature: &half, Effort: "low"}
+		b.tail(tailText)
+	})
+	add("responses-breakpoints", &Options{Responses: true, CacheBreakpoints: true}, func(b *builder) { items(b); b.tail(tailText) })
+	add("responses-images", &Options{Responses: true, Images: true}, func(b *builder) { pictures(b); b.tail(tailText) })
+	add("responses-images-breakpoints", &Options{Responses: true, Images: true, CacheBreakpoints: true}, func(b *builder) {
+		pictures(b)
+		b.req.Options.Effort = "high"
+	})
+	add("responses-first-turn", &Options{Responses: true, ReasoningSummary: "detailed"}, first)
+	add("responses-odd-messages", &Options{Responses: true}, bare)
+	add("responses-tail-alone", &Options{Responses: true}, func(b *builder) { b.tail(tailText) })
 	return all
 }
 
@@ -202,55 +260,115 @@ func TestBodyGoldens(t *testing.T) {
 }
 
 // messagesOf decodes the messages of a body.
-func messagesOf(t *testing.T, body []byte) []map[string]any {
+func messagesOf(t interface {
+	Helper()
+	Fatal(...any)
+}, body []byte) []map[string]any {
 	t.Helper()
 	var b struct {
 		Messages []map[string]any `json:"messages"`
+		Input    []map[string]any `json:"input"`
 	}
 	if err := json.Unmarshal(body, &b); err != nil {
 		t.Fatal(err)
 	}
-	return b.Messages
+	return append(b.Messages, b.Input...)
 }
 
-// The trailing message is never a message of its own behind a user's or a
-// tool's, and without it the body is the same but for its text.
+// The trailing message is never a message of its own behind a user's, a
+// tool's or an output, and without it the body is the same but for its text.
 func TestTailJoins(t *testing.T) {
-	for _, parts := range []bool{false, true} {
-		for _, last := range []psych.Role{psych.RoleUser, psych.RoleTool, psych.RoleAssistant} {
-			m := New("m", &Options{CacheBreakpoints: parts})
+	for _, o := range []Options{{}, {CacheBreakpoints: true}, {Images: true}, {Responses: true}, {Responses: true, CacheBreakpoints: true}, {Responses: true, Images: true}} {
+		for _, last := range []string{"user", "tool", "images", "assistant"} {
+			m := New("m", &o)
 			b := &builder{t: t, c: m.Codec()}
 			b.say(psych.RoleUser, psych.Block{Text: "hi"})
 			switch last {
-			case psych.RoleTool:
+			case "tool", "images":
 				b.say(psych.RoleAssistant, toolCall("1", "f", "{}"))
-				b.say(psych.RoleTool, toolResult("1", "done", false))
-			case psych.RoleAssistant:
+				r := toolResult("1", "done", false)
+				if last == "images" {
+					r = toolResult("1", "done", false, picture("image/png"))
+				}
+				b.say(psych.RoleTool, r)
+			case "assistant":
 				b.say(psych.RoleAssistant, psych.Block{Text: "hello"})
 			}
 			without := bodyOf(t, m, &b.req)
 			b.tail(tailText)
 			with := bodyOf(t, m, &b.req)
 
-			msgs := messagesOf(t, with)
-			want := len(b.req.History)
-			if last == psych.RoleAssistant {
+			want := len(messagesOf(t, without))
+			if last == "assistant" {
 				want++
 			}
+			msgs := messagesOf(t, with)
 			if len(msgs) != want {
-				t.Errorf("parts %v, after %s: %d messages, want %d", parts, last, len(msgs), want)
+				t.Errorf("%+v, after %s: %d messages, want %d", o, last, len(msgs), want)
 			}
-			if text, _ := json.Marshal(msgs[len(msgs)-1]["content"]); !bytes.Contains(text, []byte("Now: 2026")) {
-				t.Errorf("parts %v, after %s: the last message is %s", parts, last, text)
+			end := msgs[len(msgs)-1]
+			if text, _ := json.Marshal([]any{end["content"], end["output"]}); !bytes.Contains(text, []byte("Now: 2026")) {
+				t.Errorf("%+v, after %s: the last message is %s", o, last, text)
 			}
-			if last == psych.RoleAssistant && msgs[len(msgs)-1]["role"] != "user" {
-				t.Errorf("after the assistant the tail is of role %v", msgs[len(msgs)-1]["role"])
+			if last == "assistant" && end["role"] != "user" {
+				t.Errorf("after the assistant the tail is of role %v", end["role"])
 			}
-			const end = len(`"}]}]}`)
-			if !bytes.HasPrefix(with, without[:len(without)-end]) {
-				t.Errorf("parts %v, after %s: the tail changes what is before it:\n%s\n%s", parts, last, without, with)
+			if !bytes.HasPrefix(with, without[:len(without)-len(`"}]}`)]) {
+				t.Errorf("%+v, after %s: the tail changes what is before it:\n%s\n%s", o, last, without, with)
 			}
 		}
+	}
+}
+
+// Images of results are shown once, by call, behind all results of the batch,
+// and the tool messages of Chat Completions hold text alone.
+func TestImagesOfResults(t *testing.T) {
+	for _, api := range []bool{false, true} {
+		m := New("m", &Options{Images: true, Responses: api})
+		b := &builder{t: t, c: m.Codec()}
+		b.say(psych.RoleUser, psych.Block{Text: "hi"})
+		b.say(psych.RoleAssistant, toolCall("a", "f", "{}"), toolCall("b", "f", "{}"))
+		big := picture("image/png")
+		big.Data = append(big.Data, make([]byte, imageBytes)...)
+		lying := picture("image/png")
+		lying.ContentType = "image/gif"
+		b.say(psych.RoleTool, toolResult("a", "1", false, picture("image/gif"), big), toolResult("b", "2", false, lying, picture("image/webp")))
+		got := bodyOf(t, m, &b.req)
+		for _, kind := range []string{"image/gif", "image/webp"} {
+			if n := bytes.Count(got, []byte("data:"+kind+";base64,")); n != 1 {
+				t.Errorf("responses %v: %d images of type %s, want 1", api, n, kind)
+			}
+		}
+		if bytes.Contains(got, []byte("image/png")) {
+			t.Errorf("responses %v: an image that is too large is sent", api)
+		}
+		msgs := messagesOf(t, got)
+		if api {
+			if len(msgs) != 5 {
+				t.Errorf("%d items, want 5", len(msgs))
+			}
+			continue
+		}
+		var roles []string
+		for _, msg := range msgs {
+			roles = append(roles, msg["role"].(string))
+			if msg["role"] == "tool" {
+				if _, ok := msg["content"].(string); !ok {
+					t.Errorf("a tool message holds %v", msg["content"])
+				}
+			}
+		}
+		if got := strings.Join(roles, " "); got != "user assistant tool tool user" {
+			t.Errorf("the roles are %s", got)
+		}
+	}
+	c := New("m", nil).Codec()
+	if l := c.Limits(); len(l.Images) > 0 || l.ImageBytes > 0 {
+		t.Errorf("without Images the limits are %+v", l)
+	}
+	own := &psych.ModelLimits{Images: []string{"image/png"}}
+	if l := New("m", &Options{Images: true, Limits: own}).Codec().Limits(); len(l.Images) != 1 || l.ImageBytes != imageBytes || own.ImageBytes != 0 {
+		t.Errorf("with limits of its own they are %+v", l)
 	}
 }
 
@@ -352,13 +470,21 @@ func TestKeptFieldsNeverPoison(t *testing.T) {
 
 func TestEncodeRefuses(t *testing.T) {
 	c := New("m", nil).Codec()
+	both := func(m *psych.Message) (err error) {
+		for _, c := range []psych.Codec{c, New("m", &Options{Responses: true}).Codec()} {
+			if _, _, err = c.EncodeMessage(m); err == nil {
+				return nil
+			}
+		}
+		return err
+	}
 	for name, m := range map[string]*psych.Message{
 		"role":      {Role: "system"},
 		"user":      {Role: psych.RoleUser, Blocks: []psych.Block{toolCall("1", "f", "{}")}},
 		"assistant": {Role: psych.RoleAssistant, Blocks: []psych.Block{toolResult("1", "x", false)}},
 		"tool":      {Role: psych.RoleTool, Blocks: []psych.Block{{Text: "x"}}},
 	} {
-		if _, _, err := c.EncodeMessage(m); !errors.Is(err, psych.ErrInvalid) {
+		if err := both(m); !errors.Is(err, psych.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
@@ -373,14 +499,16 @@ func TestEncodeRefuses(t *testing.T) {
 // reused under another.
 func TestCodecIDs(t *testing.T) {
 	seen := map[string]bool{}
-	for _, o := range []*Options{nil, {CacheBreakpoints: true}, {DropReasoning: true}, {CacheBreakpoints: true, DropReasoning: true}} {
+	png := &psych.ModelLimits{Images: []string{"image/png"}}
+	for _, o := range []*Options{nil, {CacheBreakpoints: true}, {DropReasoning: true}, {CacheBreakpoints: true, DropReasoning: true}, {Responses: true},
+		{Responses: true, DropReasoning: true}, {Images: true}, {Images: true, Responses: true}, {Images: true, Limits: png}, {Limits: png}} {
 		id := New("m", o).Codec().ID()
 		if seen[id] {
 			t.Errorf("%s stands for two encodings", id)
 		}
 		seen[id] = true
 	}
-	if a, b := New("m", nil).Codec().ID(), New("n", &Options{CacheKey: "k", LegacyMaxTokens: true}).Codec().ID(); a != b {
+	if a, b := New("m", nil).Codec().ID(), New("n", &Options{CacheKey: "k", LegacyMaxTokens: true, ReasoningSummary: "auto"}).Codec().ID(); a != b {
 		t.Errorf("%s and %s encode alike", a, b)
 	}
 }
@@ -393,23 +521,37 @@ func drawText(t *rapid.T, label string) string {
 	return rapid.String().Draw(t, label)
 }
 
+func drawImage(t *rapid.T) *psych.Image {
+	return picture(rapid.SampledFrom([]string{"image/png", "image/gif", "image/tiff"}).Draw(t, "image"))
+}
+
 // drawTurn says one more message, or two of a turn with calls.
 func drawTurn(t *rapid.T, b *builder) {
 	switch rapid.IntRange(0, 2).Draw(t, "what") {
 	case 0:
-		b.say(psych.RoleUser, psych.Block{Text: drawText(t, "user")})
+		said := []psych.Block{{Text: drawText(t, "user")}}
+		if rapid.Bool().Draw(t, "attaches") {
+			said = append(said, psych.Block{Image: drawImage(t)})
+		}
+		b.say(psych.RoleUser, said...)
 	case 1:
 		b.say(psych.RoleAssistant, psych.Block{Text: drawText(t, "answer")})
 	default:
 		n := rapid.IntRange(1, 4).Draw(t, "calls")
 		said, results := []psych.Block{{Text: drawText(t, "said")}}, []psych.Block{}
 		if rapid.Bool().Draw(t, "reasons") {
-			said = append(said, psych.Block{Provider: json.RawMessage(`{"type":"openai.chat","message":{"reasoning":` + string(appendString(nil, drawText(t, "reasoning"))) + `}}`)})
+			thought := string(appendString(nil, drawText(t, "reasoning")))
+			said = append(said, psych.Block{Provider: json.RawMessage(`{"type":"openai.chat","message":{"reasoning":` + thought + `}}`)},
+				psych.Block{Provider: json.RawMessage(`{"type":"openai.item","item":{"type":"reasoning","encrypted_content":` + thought + `}}`)})
 		}
 		for range n {
 			id := drawText(t, "id")
 			said = append(said, toolCall(id, "f", `{"x":`+string(appendString(nil, drawText(t, "argument")))+`}`))
-			results = append(results, toolResult(id, drawText(t, "result"), rapid.Bool().Draw(t, "failed")))
+			result := toolResult(id, drawText(t, "result"), rapid.Bool().Draw(t, "failed"))
+			if rapid.Bool().Draw(t, "shows") {
+				result.Result.Images = []psych.Image{*drawImage(t)}
+			}
+			results = append(results, result)
 		}
 		b.say(psych.RoleAssistant, said...)
 		b.say(psych.RoleTool, results...)
@@ -417,10 +559,11 @@ func drawTurn(t *rapid.T, b *builder) {
 }
 
 // Each request's zones 1 to 3 are a prefix of the next request's body,
-// breakpoints and a tail aside, and a change of zone 2 leaves zone 1.
+// breakpoints, a tail and the end of a user's message aside, and a change of
+// zone 2 leaves zone 1. No two messages of users stand in a row.
 func TestPrefixProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := &Options{CacheBreakpoints: rapid.Bool().Draw(t, "parts"), DropReasoning: rapid.Bool().Draw(t, "drop")}
+		o := &Options{CacheBreakpoints: rapid.Bool().Draw(t, "parts"), DropReasoning: rapid.Bool().Draw(t, "drop"), Responses: rapid.Bool().Draw(t, "responses"), Images: rapid.Bool().Draw(t, "images")}
 		m := New("m", o)
 		b := &builder{t: t, c: m.Codec()}
 		b.tools(goldenTools...)
@@ -433,6 +576,17 @@ func TestPrefixProperty(t *testing.T) {
 			b.req.Tail = psych.Wire{}
 			plain := bytes.ReplaceAll(bodyOf(t, m, &b.req), breakpoint, nil)
 			prefix := plain[:len(plain)-len(endOfBody)]
+			user := false
+			for _, msg := range messagesOf(t, plain) {
+				now := msg["role"] == "user"
+				if now && user {
+					t.Fatalf("two messages of users in a row: %s", plain)
+				}
+				user = now
+			}
+			if user {
+				prefix = prefix[:len(prefix)-len(`""}`)] // it may go on there
+			}
 			if !bytes.HasPrefix(plain, before) {
 				t.Fatalf("the body\n%s\nhas no prefix\n%s", plain, before)
 			}
@@ -456,34 +610,43 @@ func TestPrefixProperty(t *testing.T) {
 
 func FuzzEncode(f *testing.F) {
 	f.Add(odd, `{"a":1}`, `{"type":"openai.chat","message":{"reasoning":"x"},"calls":[{"y":1}]}`, true)
+	f.Add("a", `{"a":1}`, `{"type":"openai.item","item":{"type":"reasoning","encrypted_content":"\ud83c"}}`, true)
+	f.Add("a", `{}`, `{"type":"openai.item","item":{"role":"user","content":[],"type":"reasoning","encrypted_content":"x"}}`, false)
+	f.Add("a", `{}`, `{"type":"openai.with","with":{"role":"user","name":"x","type":"x","phase":null,"é":1}}`, false)
 	f.Add("", "", `{"type":"openai.chat","message":{"role":"user","content":1,"tool_calls":[],"a":1,"a":2},"calls":[{"id":1,"type":2,"function":{"name":3}}]}`, false)
 	f.Add(`"}`, "[", `{"type":"openai.chat","message":[],"calls":{}}`, true)
 	f.Add(`]}`, "\x00", "\xff", false)
 	f.Fuzz(func(t *testing.T, text, args, provider string, parts bool) {
-		m := New(text+"m", &Options{CacheBreakpoints: parts, CacheKey: text})
-		build := func() []byte {
-			b := &builder{t: t, c: m.Codec()}
-			b.tools(psych.ToolDef{Name: text, Description: text})
-			b.system(text, text, args)
-			b.say(psych.RoleUser, psych.Block{Text: text}, psych.Block{Text: args})
-			b.say(psych.RoleAssistant, psych.Block{Provider: json.RawMessage(provider)}, psych.Block{Text: text}, toolCall(text, args, args))
-			b.say(psych.RoleTool, toolResult(text, args, parts))
-			b.tail(text)
-			b.req.Options.Effort = args
-			b.req.Breaks = []int{0, 2}
-			return bodyOf(t, m, &b.req)
-		}
-		got := build()
-		if !bytes.Equal(got, build()) {
-			t.Fatal("encoded twice, it differs")
-		}
-		for i, msg := range messagesOf(t, got) {
-			if role := msg["role"]; i == len(messagesOf(t, got))-2 && role != "assistant" {
-				t.Fatalf("a provider block changed a role to %v", role)
+		for _, api := range []bool{false, true} {
+			m := New(text+"m", &Options{CacheBreakpoints: parts, CacheKey: text, Responses: api, Images: len(text)%2 == 0})
+			img := &psych.Image{ContentType: text, Data: []byte(args)}
+			build := func() []byte {
+				b := &builder{t: t, c: m.Codec()}
+				b.tools(psych.ToolDef{Name: text, Description: text})
+				b.system(text, text, args)
+				b.say(psych.RoleUser, psych.Block{Text: text}, psych.Block{Text: args}, psych.Block{Image: img})
+				b.say(psych.RoleAssistant, psych.Block{Provider: json.RawMessage(provider)}, psych.Block{Text: text}, toolCall(text, args, args))
+				b.say(psych.RoleTool, toolResult(text, args, parts, img))
+				b.tail(text)
+				b.req.Options.Effort = args
+				b.req.Breaks = []int{0, 2}
+				return bodyOf(t, m, &b.req)
 			}
-		}
-		if strings.Count(string(got), string(breakpoint)) > 4 {
-			t.Fatal("over 4 breakpoints")
+			got := build()
+			if !bytes.Equal(got, build()) {
+				t.Fatal("encoded twice, it differs")
+			}
+			msgs := messagesOf(t, got)
+			answer := msgs[len(msgs)-2]
+			if !api && answer["role"] != "assistant" || api && answer["type"] != "function_call" {
+				t.Fatalf("a provider block changed the answer to %v", answer)
+			}
+			if api && msgs[len(msgs)-1]["type"] != "function_call_output" {
+				t.Fatalf("the last item is %v", msgs[len(msgs)-1])
+			}
+			if strings.Count(string(got), string(breakpoint)) > 4 {
+				t.Fatal("over 4 breakpoints")
+			}
 		}
 	})
 }

@@ -82,8 +82,15 @@ func (m *Model) refused(status int, h http.Header, body []byte, err error) *psyc
 		text += ": it wants a key and none was sent: set OPENAI_API_KEY, and OPENAI_BASE_URL to this server, which alone is sent it"
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		text += ": check the key (OPENAI_API_KEY) and what it may use"
+	case status == http.StatusNotFound && m.o.Responses:
+		text += ": check the name of the model and the base URL, and whether this server has the Responses API (without api=responses it is asked for Chat Completions)"
 	case status == http.StatusNotFound:
 		text += ": check the name of the model and the base URL"
+	case m.o.Responses && unencrypted.MatchString(said.message):
+		text += ": the model does not reason: open it with drop_reasoning=true"
+	}
+	if id := requestID(h); id != "" {
+		text += ", request " + id
 	}
 	e := m.failure(text, err)
 	e.Status = status
@@ -119,9 +126,24 @@ func (m *Model) refusedInStream(sent json.RawMessage) *psych.ModelError {
 		e.Transient = transientStatus(e.Status)
 	default:
 		e.Transient = !strings.Contains(said.kind, "invalid") && !strings.Contains(said.kind, "authentication") &&
-			!strings.Contains(said.kind, "permission") && !strings.Contains(said.kind, "not_found") && !strings.HasPrefix(said.code, "invalid")
+			!strings.Contains(said.kind, "permission") && !strings.Contains(said.kind, "not_found") && !lasting.MatchString(said.code)
 	}
 	return e
+}
+
+// lasting are codes of failures that repeating does not cure: OpenAI's of
+// prompts and images, and of its policies.
+var lasting = regexp.MustCompile(`^invalid|image|_policy|mismatch|not_found|not_supported`)
+
+// unencrypted is how OpenAI refuses to be asked for reasoning that can be sent
+// back.
+var unencrypted = regexp.MustCompile(`(?i)encrypted content is not supported`)
+
+// requestID is the server's own name of a request, for a log or a person,
+// whatever it sends.
+func requestID(h http.Header) string {
+	id := h.Get("X-Request-Id")
+	return readable(id[:min(len(id), 200)])
 }
 
 func transientStatus(status int) bool {

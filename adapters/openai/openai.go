@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -13,6 +14,7 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/packages/ssestream"
+	"github.com/openai/openai-go/v3/responses"
 
 	"github.com/psych-go/psych-go/psych"
 )
@@ -22,8 +24,8 @@ const DefaultBaseURL = "https://api.openai.com/v1"
 
 // Options of a [Model]. The zero value calls OpenAI without a key.
 type Options struct {
-	// BaseURL is what chat/completions is appended to: http or https, without
-	// user, query and fragment. "" is DefaultBaseURL.
+	// BaseURL is what chat/completions, or responses, is appended to: http or
+	// https, without user, query and fragment. "" is DefaultBaseURL.
 	BaseURL string
 
 	// APIKey is sent as a bearer token; "" sends none. It is in no error.
@@ -40,16 +42,32 @@ type Options struct {
 	// 128 tools, names of 64 characters, descriptions of 1,024.
 	Limits *psych.ModelLimits
 
+	// Responses calls the Responses API instead of Chat Completions, which more
+	// servers know.
+	Responses bool
+
+	// Images says that the model takes images: in the Limits, png, jpeg, gif and
+	// webp of at most 5 MiB each, unless Limits names others. Without, the model
+	// is told of images in text.
+	Images bool
+
 	// LegacyMaxTokens sends the output limit as max_tokens, for servers that
-	// don't know max_completion_tokens.
+	// don't know max_completion_tokens. The Responses API has neither.
 	LegacyMaxTokens bool
 
-	// DropReasoning leaves reasoning_content, reasoning and reasoning_details
-	// out of the messages that are sent back, for servers that refuse them. The
-	// log keeps them.
+	// DropReasoning leaves reasoning out of what is sent back, for servers that
+	// refuse it: reasoning_content, reasoning and reasoning_details, or the
+	// reasoning items of the Responses API, which then are not asked for in a
+	// form that can be sent back; OpenAI's models that don't reason refuse to be
+	// asked. The log keeps what came.
 	DropReasoning bool
 
-	// CacheKey is sent as prompt_cache_key; "" sends none.
+	// ReasoningSummary is sent as reasoning.summary (auto, concise, detailed) to
+	// the Responses API: what a model thinks is shown in summary. "" sends none.
+	ReasoningSummary string
+
+	// CacheKey is sent as prompt_cache_key; "" sends one of each Run to the
+	// Responses API, and none to Chat Completions, which other servers speak too.
 	CacheKey string
 
 	// CacheBreakpoints marks the ends of zones with prompt_cache_breakpoint and
@@ -66,6 +84,7 @@ type Model struct {
 	o     Options
 	codec *codec
 	chat  openai.ChatCompletionService
+	resp  responses.ResponseService
 	err   *psych.ModelError // why it can't be called
 }
 
@@ -83,10 +102,7 @@ func New(name string, o *Options) *Model {
 	if m.base == "" {
 		m.base = DefaultBaseURL
 	}
-	m.codec = &codec{limits: openAILimits, parts: m.o.CacheBreakpoints, dropReasoning: m.o.DropReasoning}
-	if m.o.Limits != nil {
-		m.codec.limits = *m.o.Limits
-	}
+	m.codec = newCodec(&m.o)
 	err := checkBaseURL(m.base)
 	if err == nil && name == "" {
 		err = fmt.Errorf("openai: the model has no name: %w", psych.ErrInvalid)
@@ -114,7 +130,11 @@ func New(name string, o *Options) *Model {
 	if m.o.Project != "" {
 		opts = append(opts, option.WithProject(m.o.Project))
 	}
-	m.chat = openai.NewChatCompletionService(opts...)
+	if m.o.Responses {
+		m.resp = responses.NewResponseService(opts...)
+	} else {
+		m.chat = openai.NewChatCompletionService(opts...)
+	}
 	return m
 }
 
@@ -122,6 +142,13 @@ func New(name string, o *Options) *Model {
 // length of 64" in its reference; its older models answer 400 to a longer
 // description.
 var openAILimits = psych.ModelLimits{Tools: 128, ToolName: 64, ToolDescription: 1024}
+
+// What a model takes that takes images. OpenAI names these types, and bounds
+// the whole request, at hundreds of megabytes; each later request carries an
+// image again, and other servers and the proxies before them take less.
+var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
+
+const imageBytes = 5 << 20
 
 // checkBaseURL names neither the user nor the password of a URL that has them.
 func checkBaseURL(raw string) error {
@@ -143,7 +170,7 @@ func checkBaseURL(raw string) error {
 // String names the model and its server.
 func (m *Model) String() string { return m.name + " at " + m.base }
 
-// Codec returns the encoding of Chat Completions that the options ask for.
+// Codec returns the encoding that the options ask for.
 func (m *Model) Codec() psych.Codec { return m.codec }
 
 // maxErrorBody bounds what is read of an answer that is not a stream, in bytes.
@@ -169,7 +196,8 @@ func boundErrorBody(req *http.Request, next option.MiddlewareNext) (*http.Respon
 // A *psych.ModelError is transient for a connection that fails, a stream that
 // is cut, the statuses 408, 409, 425, 429 and from 500 on except 501, unless
 // the server says otherwise (x-should-retry, an exhausted quota). An answer
-// whose finish_reason came is whole, whether usage and [DONE] follow or not.
+// whose finish_reason came is whole, whether usage and [DONE] follow or not; of
+// the Responses API, one whose response.completed or response.incomplete came.
 func (m *Model) Generate(ctx context.Context, req *psych.Request, on func(psych.Delta)) (*psych.Response, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -179,10 +207,17 @@ func (m *Model) Generate(ctx context.Context, req *psych.Request, on func(psych.
 	}
 	b := m.join(req)
 	var raw *http.Response
-	_, err := m.chat.New(ctx, openai.ChatCompletionNewParams{},
+	opts := []option.RequestOption{
 		option.WithRequestBody("application/json", b.open()),
 		option.WithMiddleware(b.stateLength),
-		option.WithResponseBodyInto(&raw))
+		option.WithResponseBodyInto(&raw),
+	}
+	var err error
+	if m.o.Responses {
+		_, err = m.resp.New(ctx, responses.ResponseNewParams{}, opts...)
+	} else {
+		_, err = m.chat.New(ctx, openai.ChatCompletionNewParams{}, opts...)
+	}
 	if raw != nil {
 		defer raw.Body.Close()
 	}
@@ -195,16 +230,22 @@ func (m *Model) Generate(ctx context.Context, req *psych.Request, on func(psych.
 		return nil, m.failure("the SDK returned no answer", nil)
 	case err != nil || raw.StatusCode >= 300:
 		body, _ := io.ReadAll(io.LimitReader(raw.Body, maxErrorBody)) // what is there says more than the error of reading it
-		return nil, m.refused(raw.StatusCode, raw.Header, body, err)
+		e := m.refused(raw.StatusCode, raw.Header, body, err)
+		e.RequestID = requestID(raw.Header)
+		return nil, e
 	}
 	resp, err := m.read(raw, on)
-	if ctx.Err() != nil {
+	var failed *psych.ModelError
+	switch {
+	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	}
-	if err != nil {
+	case errors.As(err, &failed):
+		failed.RequestID = requestID(raw.Header)
+		return nil, failed
+	case err != nil:
 		return nil, err
 	}
-	resp.Sent = b.chars
+	resp.Sent, resp.RequestID = b.chars, requestID(raw.Header)
 	return resp, nil
 }
 
@@ -224,7 +265,10 @@ func (m *Model) read(res *http.Response, on func(psych.Delta)) (*psych.Response,
 	}
 	events := ssestream.NewDecoder(res)
 	defer events.Close()
-	a := newAssembler(on)
+	var a assembling = newAssembler(on)
+	if m.o.Responses {
+		a = newResponsesAssembler(on)
+	}
 	for events.Next() {
 		data := bytes.TrimSpace(events.Event().Data)
 		if len(data) == 0 {
@@ -239,6 +283,9 @@ func (m *Model) read(res *http.Response, on func(psych.Delta)) (*psych.Response,
 		}
 		if err != nil {
 			return nil, m.garbled(err)
+		}
+		if a.ended() {
+			return m.assembled(a)
 		}
 	}
 	if err := events.Err(); err != nil {
@@ -270,12 +317,8 @@ func (b *liveBody) tell(d psych.Delta) {
 	b.on(d)
 }
 
-func (m *Model) assembled(a *assembler) (*psych.Response, error) {
-	if a.finish == "" {
-		what := "its stream ended before the answer was whole (no finish_reason)"
-		if a.chunks == 0 {
-			what = "its stream held no answer at all: is it a Chat Completions server?"
-		}
+func (m *Model) assembled(a assembling) (*psych.Response, error) {
+	if what := a.missing(); what != "" {
 		e := m.failure(what, io.ErrUnexpectedEOF)
 		e.Transient = true
 		return nil, e

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -686,7 +687,12 @@ func TestRegister(t *testing.T) {
 		limits          psych.ModelLimits
 		o               Options
 	}{
-		"openai:gpt-5": {"gpt-5", DefaultBaseURL, testKey, openAILimits, Options{}},
+		"openai:gpt-5":               {"gpt-5", DefaultBaseURL, testKey, openAILimits, Options{}},
+		"openai:gpt-5?api=chat":      {"gpt-5", DefaultBaseURL, testKey, openAILimits, Options{}},
+		"openai:gpt-5?api=responses": {"gpt-5", DefaultBaseURL, testKey, openAILimits, Options{Responses: true}},
+		"openai:gpt-5?images=false":  {"gpt-5", DefaultBaseURL, testKey, openAILimits, Options{}},
+		"openai:gpt-5?api=responses&reasoning_summary=auto&images=true&context_tokens=9": {"gpt-5", DefaultBaseURL, testKey,
+			psych.ModelLimits{Tools: 128, ToolName: 64, ToolDescription: 1024, ContextTokens: 9, Images: imageTypes, ImageBytes: imageBytes}, Options{Responses: true, ReasoningSummary: "auto", Images: true}},
 		"openai:llama3:8b?base_url=http://127.0.0.1:11434/v1":    {"llama3:8b", "http://127.0.0.1:11434/v1", "", openAILimits, Options{}},
 		"openai:meta/llama%20x?base_url=https%3A%2F%2Fevil.test": {"meta/llama x", "https://evil.test", "", openAILimits, Options{}},
 		"openai:m?base_url=https://API.openai.com:443/v2&context_tokens=8000&drop_reasoning=true&legacy_max_tokens=1&prompt_cache_key=k&cache_breakpoints=false": {
@@ -697,13 +703,15 @@ func TestRegister(t *testing.T) {
 			t.Errorf("%s: %v", raw, err)
 			continue
 		}
-		if m.name != want.name || m.base != want.base || m.key != want.key || m.Codec().Limits() != want.limits ||
-			m.o.DropReasoning != want.o.DropReasoning || m.o.LegacyMaxTokens != want.o.LegacyMaxTokens || m.o.CacheKey != want.o.CacheKey || m.o.CacheBreakpoints {
+		if m.name != want.name || m.base != want.base || m.key != want.key || !reflect.DeepEqual(m.Codec().Limits(), want.limits) ||
+			m.o.DropReasoning != want.o.DropReasoning || m.o.LegacyMaxTokens != want.o.LegacyMaxTokens || m.o.CacheKey != want.o.CacheKey || m.o.CacheBreakpoints ||
+			m.o.Responses != want.o.Responses || m.o.Images != want.o.Images || m.o.ReasoningSummary != want.o.ReasoningSummary {
 			t.Errorf("%s is %+v", raw, m)
 		}
 	}
 	for _, raw := range []string{
 		"openai:", "openai://m", "openai:///m", "openai:m#x", "openai:m?novel=1", "openai:m?legacy_max_tokens=yes", "openai:m?context_tokens=0", "openai:m?context_tokens=x",
+		"openai:m?api=", "openai:m?api=completions", "openai:m?images=yes", "openai:m?reasoning_summary=auto", "openai:m?api=responses&legacy_max_tokens=true",
 		"openai:m?base_url=h", "openai:m?base_url=", "openai:m?prompt_cache_key=a&prompt_cache_key=b", "openai:m?base_url=%zz",
 		"openai:m?api_key=" + testKey, "openai:m?api-key=" + testKey + "&novel=1", "openai:m?base_url=http://" + testKey + "@h/v1&novel=1", "openai:m?base_url=http://h/v1?api_key=" + testKey,
 	} {

@@ -19,7 +19,20 @@ const (
 
 var errTooMuch = fmt.Errorf("it has over %d MiB or %d tool calls", maxAnswer>>20, maxCalls)
 
-// An assembler makes a Response of the chunks of a stream.
+// assembling is what makes a Response of the events of a stream.
+type assembling interface {
+	// add takes the data of an event. sent is the error that a server sent in
+	// the stream; err says what can't be understood.
+	add(data []byte) (sent json.RawMessage, err error)
+
+	ended() bool     // nothing more is waited for
+	missing() string // what a stream lacks that ends here; "": nothing
+	response() *psych.Response
+}
+
+var _ assembling = (*assembler)(nil)
+
+// An assembler makes a Response of the chunks of a stream of Chat Completions.
 type assembler struct {
 	on     func(psych.Delta)
 	chunks int // that held a choice
@@ -63,8 +76,6 @@ type chunk struct {
 	} `json:"choices"`
 }
 
-// add takes the data of an event. sent is the error that a server sent in the
-// stream; err says what can't be understood.
 func (a *assembler) add(data []byte) (sent json.RawMessage, err error) {
 	if a.bytes += len(data); a.bytes > maxAnswer {
 		return nil, errTooMuch
@@ -294,12 +305,22 @@ func tokens(raw json.RawMessage) *int64 {
 	return &n
 }
 
+// ended is false even behind finish_reason: usage comes last.
+func (a *assembler) ended() bool { return false }
+
+func (a *assembler) missing() string {
+	switch {
+	case a.finish != "":
+		return ""
+	case a.chunks == 0:
+		return "its stream held no answer at all: is it a Chat Completions server?"
+	}
+	return "its stream ended before the answer was whole (no finish_reason)"
+}
+
 // response is what came, once finish_reason has.
 func (a *assembler) response() *psych.Response {
-	r := &psych.Response{Stop: stopReason(a.finish), Usage: a.usage}
-	if a.usage.Input != nil && a.usage.CacheRead != nil && *a.usage.CacheRead > *a.usage.Input {
-		r.Usage.CacheRead = nil // it can't be a part of the input
-	}
+	r := &psych.Response{Stop: stopReason(a.finish), Usage: possible(a.usage)}
 	if p := a.kept(); p != nil {
 		r.Blocks = append(r.Blocks, psych.Block{Provider: p})
 	}

@@ -13,10 +13,13 @@ import (
 // Register makes openai:NAME a URL of Models. NAME is what the server calls the
 // model; a % in it introduces an escape. Its parameters:
 //
+//	api=chat|responses       Options.Responses; chat without it
 //	base_url=URL             Options.BaseURL
 //	context_tokens=N         ModelLimits.ContextTokens
-//	legacy_max_tokens=BOOL   Options.LegacyMaxTokens
+//	images=BOOL              Options.Images
+//	legacy_max_tokens=BOOL   Options.LegacyMaxTokens, of chat
 //	drop_reasoning=BOOL      Options.DropReasoning
+//	reasoning_summary=WORD   Options.ReasoningSummary, of responses
 //	prompt_cache_key=KEY     Options.CacheKey
 //	cache_breakpoints=BOOL   Options.CacheBreakpoints
 //
@@ -35,7 +38,7 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 	if err := refuseKeys(u); err != nil {
 		return nil, err
 	}
-	p, err := psych.Params(u, "base_url", "cache_breakpoints", "context_tokens", "drop_reasoning", "legacy_max_tokens", "prompt_cache_key")
+	p, err := psych.Params(u, "api", "base_url", "cache_breakpoints", "context_tokens", "drop_reasoning", "images", "legacy_max_tokens", "prompt_cache_key", "reasoning_summary")
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +74,21 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 	if o.APIKey == "" && sameOrigin(o.BaseURL, DefaultBaseURL) {
 		return nil, fmt.Errorf("openai: %s calls OpenAI and there is no key: set OPENAI_API_KEY, or OPENAI_BASE_URL for another server: %w", u.Redacted(), psych.ErrInvalid)
 	}
-	for name, to := range map[string]*bool{"cache_breakpoints": &o.CacheBreakpoints, "drop_reasoning": &o.DropReasoning, "legacy_max_tokens": &o.LegacyMaxTokens} {
+	if v, ok := p["api"]; ok {
+		if v != "chat" && v != "responses" {
+			return nil, fmt.Errorf("openai: %s: api is %q: want chat or responses: %w", u.Redacted(), v, psych.ErrInvalid)
+		}
+		o.Responses = v == "responses"
+	}
+	for name, of := range map[string]string{"legacy_max_tokens": "chat", "reasoning_summary": "responses"} {
+		if _, ok := p[name]; ok && o.Responses != (of == "responses") {
+			return nil, fmt.Errorf("openai: %s: %s is a parameter of api=%s alone: %w", u.Redacted(), name, of, psych.ErrInvalid)
+		}
+	}
+	o.ReasoningSummary = p["reasoning_summary"]
+	for name, to := range map[string]*bool{
+		"cache_breakpoints": &o.CacheBreakpoints, "drop_reasoning": &o.DropReasoning, "images": &o.Images, "legacy_max_tokens": &o.LegacyMaxTokens,
+	} {
 		v, ok := p[name]
 		if !ok {
 			continue
