@@ -16,103 +16,226 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
 	"github.com/psych-go/psych-go/adapters/dynamo"
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
+	psqs "github.com/psych-go/psych-go/adapters/sqs"
 	"github.com/psych-go/psych-go/internal/emulators/endpoint"
+	"github.com/psych-go/psych-go/lambda"
 	"github.com/psych-go/psych-go/psych"
 )
 
-// The bootstrap of the turn function under the Runtime Interface Emulator, on
-// DynamoDB and S3 of ministack: a queue's event drives a Run to its end, whose
-// message lies in the BlobStore; the same event again does nothing; a message
-// that can't be parsed fails alone.
-func TestTurnUnderTheRuntimeInterfaceEmulator(t *testing.T) {
-	rie := endpoint.Runtime(t)
-	db := endpoint.One(t, endpoint.Dynamo, "ministack").URL
-	s3 := endpoint.One(t, endpoint.S3, "ministack").URL
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
-	defer cancel()
-	dir := t.TempDir()
+// A deployment is the ports of one, on ministack, as the environment of its
+// functions names them, and a Runtime on the same.
+type deployment struct {
+	t     *testing.T
+	ctx   context.Context
+	rie   string
+	dir   string
+	rt    *psych.Runtime
+	store psych.Store
+	o     psych.Options
+	sqs   *sqs.Client
+	queue string
+}
 
-	play := filepath.Join(dir, "play.yaml")
+func deploy(t *testing.T) *deployment {
+	t.Helper()
+	d := &deployment{t: t, rie: endpoint.Runtime(t), dir: t.TempDir()}
+	db := endpoint.One(t, endpoint.Dynamo, "ministack").URL
+	blobs := endpoint.One(t, endpoint.S3, "ministack").URL
+	queues := endpoint.One(t, endpoint.SQS, "ministack").URL
+	var cancel context.CancelFunc
+	d.ctx, cancel = context.WithTimeout(context.Background(), 8*time.Minute)
+	t.Cleanup(cancel)
+	play := filepath.Join(d.dir, "play.yaml")
 	if err := os.WriteFile(play, []byte("steps: [{text: done, require: [THE END]}, {text: never}]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	name := "rie-" + strings.ToLower(rand.Text()[:12])
-	env := map[string]string{
+	d.sqs = sqs.New(sqs.Options{Region: "us-east-1", BaseEndpoint: &queues, Credentials: credentials.NewStaticCredentialsProvider("test", "test", "")})
+	out, err := d.sqs.CreateQueue(d.ctx, &sqs.CreateQueueInput{QueueName: &name, Attributes: map[string]string{"VisibilityTimeout": "600"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.queue = *out.QueueUrl
+	for k, v := range map[string]string{
 		"PSYCH_STORE_URL":       fmt.Sprintf("dynamo://%s?region=us-east-1&endpoint=%s", name, db),
-		"PSYCH_BLOB_URL":        fmt.Sprintf("s3://%s/runs?region=us-east-1&endpoint=%s&path_style=true", name, s3),
+		"PSYCH_BLOB_URL":        fmt.Sprintf("s3://%s/runs?region=us-east-1&endpoint=%s&path_style=true", name, blobs),
+		"PSYCH_WAKER_URL":       "sqs:" + d.queue + "?region=us-east-1",
 		"PSYCH_MODEL":           "script:" + play,
+		"PSYCH_SECRETS_URL":     "other:of a function that has some",
 		"AWS_ACCESS_KEY_ID":     "test",
 		"AWS_SECRET_ACCESS_KEY": "test",
-	}
-	for k, v := range env {
+	} {
 		t.Setenv(k, v)
 	}
 	var b psych.Backends
 	dynamo.Register(&b)
 	s3blob.Register(&b)
+	psqs.Register(&b)
 	script.Register(&b)
-	store, err := b.Stores.Open(ctx, env["PSYCH_STORE_URL"])
+	p, err := lambda.Open(d.ctx, &b, os.Getenv, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	blobs, err := b.Blobs.Open(ctx, env["PSYCH_BLOB_URL"])
+	d.rt, d.store = p.Runtime, p.Store
+	bs, err := b.Blobs.Open(d.ctx, os.Getenv("PSYCH_BLOB_URL"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []any{store, blobs} {
+	for _, p := range []any{d.store, bs} {
 		i, ok := psych.As[psych.Initer](p)
 		if !ok {
 			t.Fatalf("%T can't be initialised", p)
 		}
-		if _, err := i.Init(ctx); err != nil {
+		if _, err := i.Init(d.ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	rt, err := b.FromEnv(ctx, os.Getenv, store, &psych.Options{Blobs: blobs})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := rt.Publish(ctx, "t", &psych.Spec{Name: "n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := rt.Start(ctx, psych.Scope{Tenant: "t"}, v.Hash, psych.ClientMessage{Text: strings.Repeat("x", 200_000) + "THE END"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d.o.Blobs = bs
+	return d
+}
 
-	bootstrap := filepath.Join(dir, "bootstrap")
-	build := exec.CommandContext(ctx, "go", "build", "-tags", "lambda.norpc", "-trimpath", "-o", bootstrap, "./turn")
+// function builds the bootstrap of a function and starts it under the emulator;
+// it returns where it is invoked.
+func (d *deployment) function(name string) string {
+	d.t.Helper()
+	bootstrap := filepath.Join(d.dir, name, "bootstrap")
+	build := exec.CommandContext(d.ctx, "go", "build", "-tags", "lambda.norpc", "-trimpath", "-o", bootstrap, "./"+name)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+		d.t.Fatalf("build: %v\n%s", err, out)
 	}
-	url := serve(t, ctx, rie, bootstrap)
+	return serve(d.t, d.ctx, d.rie, bootstrap)
+}
 
-	body, err := json.Marshal(key)
+// wakes receives what waits in the queue.
+func (d *deployment) wakes() []types.Message {
+	d.t.Helper()
+	out, err := d.sqs.ReceiveMessage(d.ctx, &sqs.ReceiveMessageInput{
+		QueueUrl: &d.queue, MaxNumberOfMessages: 10, MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+	})
 	if err != nil {
-		t.Fatal(err)
+		d.t.Fatal(err)
 	}
-	event, err := os.ReadFile(filepath.Join("testdata", "sqs.json"))
+	return out.Messages
+}
+
+// invoke invokes a function with an event, and decodes what it answers.
+func (d *deployment) invoke(url string, event any, answer any) {
+	d.t.Helper()
+	data, err := json.Marshal(event)
 	if err != nil {
-		t.Fatal(err)
+		d.t.Fatal(err)
 	}
-	quoted, err := json.Marshal(string(body))
-	if err != nil {
-		t.Fatal(err)
+	got := invoke(d.t, d.ctx, url, data)
+	if err := json.Unmarshal([]byte(got), answer); err != nil {
+		d.t.Fatalf("%v: %s", err, got)
 	}
-	event = bytes.Replace(event, []byte(`"BODY"`), quoted, 1)
+}
+
+// The bootstraps of all four functions under the Runtime Interface Emulator, on
+// DynamoDB, S3 and SQS of ministack, one process each: a client creates a Run by
+// the api, its wake goes through the queue to turn, and the client reads what
+// came of it. The same event again does nothing; a message that can't be parsed
+// fails alone. The sweep wakes what nobody woke, and a dead letter is told to the
+// client.
+func TestFunctionsUnderTheRuntimeInterfaceEmulator(t *testing.T) {
+	d := deploy(t)
+	api, turn := d.function("api"), d.function("turn")
+	ask := func(status int, method, path, body string) map[string]any {
+		t.Helper()
+		var resp events.APIGatewayV2HTTPResponse
+		d.invoke(api, request(t, "http-api.json", method, path, body), &resp)
+		if resp.StatusCode != status {
+			t.Fatalf("%s %s: %d %.300s", method, path, resp.StatusCode, resp.Body)
+		}
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(resp.Body), &fields); err != nil {
+			t.Fatal(err)
+		}
+		return fields
+	}
+	version := ask(201, "POST", "/v1/versions", `{"name":"n"}`)["version"].(string)
+	run := ask(201, "POST", "/v1/runs", fmt.Sprintf(`{"version":%q,"message":{"text":"%sTHE END"}}`, version, strings.Repeat("x", 200_000)))["run_id"].(string)
+	woken := d.wakes()
+	if len(woken) != 1 {
+		t.Fatalf("%d wakes are in the queue", len(woken))
+	}
+	event := golden(t, "sqs.json")
+	first := event["Records"].([]any)[0].(map[string]any)
+	first["body"], first["receiptHandle"], first["attributes"] = *woken[0].Body, *woken[0].ReceiptHandle, woken[0].Attributes
 	for i := range 2 {
-		if got, want := invoke(t, ctx, url, event), `{"batchItemFailures":[{"itemIdentifier":"2e1424d4-f796-459a-8184-9c92662be6da"}]}`; got != want {
-			t.Errorf("invocation %d answered %s, want %s", i+1, got, want)
+		var resp json.RawMessage
+		d.invoke(turn, event, &resp)
+		if want := `{"batchItemFailures":[{"itemIdentifier":"2e1424d4-f796-459a-8184-9c92662be6da"}]}`; string(resp) != want {
+			t.Errorf("invocation %d answered %s, want %s", i+1, resp, want)
 		}
-		rep, err := rt.Report(ctx, key)
-		if err != nil || rep.Status != psych.StatusCompleted || rep.Attempts != 1 || rep.Turns != 1 {
-			t.Errorf("invocation %d: %+v, %v", i+1, rep, err)
+		rep := ask(200, "GET", "/v1/runs/"+run+"/report", "")
+		if rep["status"] != "completed" || rep["attempts"] != 1.0 || rep["turns"] != 1.0 {
+			t.Errorf("invocation %d: %v", i+1, rep)
 		}
+	}
+
+	// A message that fails is in the queue again within seconds, of its 600.
+	absent := fmt.Sprintf(`{"tenant":"t","run_id":"%032d","more":1}`, 0)
+	if _, err := d.sqs.SendMessage(d.ctx, &sqs.SendMessageInput{QueueUrl: &d.queue, MessageBody: &absent}); err != nil {
+		t.Fatal(err)
+	}
+	bad := d.wakes()
+	if len(bad) != 1 {
+		t.Fatalf("%d messages", len(bad))
+	}
+	first["body"], first["receiptHandle"], first["attributes"] = absent, *bad[0].ReceiptHandle, bad[0].Attributes
+	var resp events.SQSEventResponse
+	if d.invoke(turn, event, &resp); len(resp.BatchItemFailures) != 2 {
+		t.Errorf("%+v", resp)
+	}
+	for n := 0; ; n++ {
+		if again := d.wakes(); len(again) == 1 && *again[0].Body == absent {
+			d.sqs.DeleteMessage(d.ctx, &sqs.DeleteMessageInput{QueueUrl: &d.queue, ReceiptHandle: again[0].ReceiptHandle})
+			break
+		}
+		if n == 600 {
+			t.Fatal("it does not come again")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+
+	// A Run of an hour ago whose wake was lost.
+	d.o.Now = func() time.Time { return time.Now().Add(-time.Hour) }
+	past, err := psych.New(d.store, &d.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hash psych.Digest
+	if err := hash.UnmarshalText([]byte(version)); err != nil {
+		t.Fatal(err)
+	}
+	lost, err := past.Start(d.ctx, psych.Scope{Tenant: "t"}, hash, psych.ClientMessage{Text: "THE END"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var swept lambda.SweepResult
+	d.invoke(d.function("sweep"), golden(t, "schedule.json"), &swept)
+	if woken := d.wakes(); swept.Woken != 1 || swept.Next != "" || len(woken) != 1 || !strings.Contains(*woken[0].Body, lost.RunID) {
+		t.Errorf("swept %+v, woken %v", swept, woken)
+	}
+
+	// Its wake dies.
+	deadletter := dead(t, fmt.Sprintf(`{"tenant":"t","run_id":%q}`, lost.RunID), fmt.Sprint(time.Now().UnixMilli()))
+	if d.invoke(d.function("deadletter"), deadletter, &resp); len(resp.BatchItemFailures) != 0 {
+		t.Errorf("%+v", resp)
+	}
+	rep := ask(200, "GET", "/v1/runs/"+lost.RunID+"/report", "")
+	if x := rep["exchanges"].([]any)[0].(map[string]any); rep["status"] != "failed" || x["code"] != "not_driven" {
+		t.Errorf("%v", rep)
 	}
 }
 

@@ -4,7 +4,6 @@
 package lambda
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,9 +13,12 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-lambda-go/lambdacontext"
 
 	"github.com/psych-go/psych-go/psych"
 )
@@ -24,65 +26,133 @@ import (
 // defaultTimeout is Lambda's own, where nothing says another.
 const defaultTimeout = 3 * time.Second
 
+// A Returner makes a message that was received visible again after a time, in
+// place of what is left of its visibility timeout, which is many minutes where a
+// function has many. adapters/sqs has one.
+type Returner interface {
+	Return(ctx context.Context, receipt string, after time.Duration) error
+}
+
+// QueueOptions of the handlers of a queue. Nil and the zero value work.
+type QueueOptions struct {
+	// Returner makes a message that failed visible again within seconds. Without
+	// one the queue repeats it when its visibility timeout is over.
+	Returner Returner
+
+	Logger *slog.Logger // nil: silent. Ids and sizes, never payloads
+}
+
 // Turn handles a queue of wakes: each message of an SQS event is the JSON of a
 // psych.RunKey, {"tenant": …, "run_id": …}, and drives that Run until its
-// exchange closes or the time that is left is too short for another turn. A
-// message that fails, and no other, is in the answer's batch item failures, so
-// that the queue repeats it; one that can't be parsed fails alone too, and ends
-// in the dead-letter queue. A duplicate or late message costs one read.
+// exchange closes or the time that is left is too short for another turn. The
+// messages of a batch are handled side by side. One that fails, and no other, is
+// in the answer's batch item failures, so that the queue repeats it; one that
+// can't be parsed fails alone too, and ends in the dead-letter queue. A
+// duplicate or late message costs one read.
 //
 // It needs ReportBatchItemFailures on the event source. A Run that is handed
-// over is woken by rt's Waker; without one the sweep finds it. log is for ids
-// and sizes; nil is silent.
-func Turn(rt *psych.Runtime, log *slog.Logger) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+// over is woken by rt's Waker; without one the sweep finds it.
+func Turn(rt *psych.Runtime, o *QueueOptions) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+	return queue(o, func(ctx context.Context, log *slog.Logger, m *events.SQSMessage) error {
+		key, err := parseWake(m.Body)
+		if err != nil {
+			return err
+		}
+		outcome, err := rt.Drive(ctx, key, nil)
+		log.DebugContext(ctx, "driven", "tenant", key.Tenant, "run", key.RunID, "outcome", outcome.String(), "err", err)
+		switch {
+		case outcome == psych.Closed, outcome == psych.Held, errors.Is(err, psych.ErrNotFound):
+			return nil // the exchange is over, somebody else is at it, or the Run was deleted
+		case err != nil:
+			return fmt.Errorf("lambda: drive run %s: %w", key, err)
+		}
+		return nil
+	})
+}
+
+// queue is the handler of a queue whose messages are handled by handle, each by
+// itself: an error, or a panic, is one failed message.
+func queue(o *QueueOptions, handle func(context.Context, *slog.Logger, *events.SQSMessage) error) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+	var opts QueueOptions
+	if o != nil {
+		opts = *o
 	}
 	return func(ctx context.Context, e events.SQSEvent) (events.SQSEventResponse, error) {
 		ctx, cancel := withDeadline(ctx, os.Getenv)
 		defer cancel()
+		log := logger(ctx, opts.Logger)
+		failed := make([]bool, len(e.Records))
+		var all sync.WaitGroup
+		for i := range e.Records {
+			m := &e.Records[i]
+			all.Go(func() {
+				err := safely(func() error { return handle(ctx, log, m) })
+				if err == nil {
+					return
+				}
+				failed[i] = true
+				log.ErrorContext(ctx, "a message failed", "message", m.MessageId, "received", received(m), "err", err)
+				if opts.Returner != nil {
+					after := min(time.Second<<min(received(m), 10), time.Minute)
+					if err := safely(func() error { return opts.Returner.Return(ctx, m.ReceiptHandle, after) }); err != nil {
+						log.WarnContext(ctx, "a message comes again late", "message", m.MessageId, "err", err)
+					}
+				}
+			})
+		}
+		all.Wait()
 		resp := events.SQSEventResponse{BatchItemFailures: []events.SQSBatchItemFailure{}} // never null
-		for _, m := range e.Records {
-			if err := turn(ctx, rt, m.Body); err != nil {
-				log.ErrorContext(ctx, "a wake failed", "message", m.MessageId, "err", err)
-				resp.BatchItemFailures = append(resp.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: m.MessageId})
+		for i := range e.Records {
+			if failed[i] {
+				resp.BatchItemFailures = append(resp.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: e.Records[i].MessageId})
 			}
 		}
 		return resp, nil
 	}
 }
 
-func turn(ctx context.Context, rt *psych.Runtime, body string) (err error) {
+// safely makes a panic an error.
+func safely(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("lambda: panic: %v\n%s", v, debug.Stack())
 		}
 	}()
-	key, err := parseWake(body)
-	if err != nil {
-		return err
-	}
-	outcome, err := rt.Drive(ctx, key, nil)
-	switch {
-	case outcome == psych.Closed, outcome == psych.Held, errors.Is(err, psych.ErrNotFound):
-		return nil // the exchange is over, somebody else is at it, or the Run was deleted
-	case err != nil:
-		return fmt.Errorf("lambda: drive run %s: %w", key, err)
-	}
-	return nil
+	return f()
 }
 
-// parseWake reads the body of a message strictly.
+// received is how often a message was received.
+func received(m *events.SQSMessage) int {
+	n, _ := strconv.Atoi(m.Attributes["ApproximateReceiveCount"])
+	return max(n, 1)
+}
+
+// logger is l, or a silent one, with the id of the invocation.
+func logger(ctx context.Context, l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	if lc, ok := lambdacontext.FromContext(ctx); ok {
+		return l.With("request", lc.AwsRequestID)
+	}
+	return l
+}
+
+// parseWake reads the body of a message strictly. What is wrong with it is said
+// without it.
 func parseWake(body string) (key psych.RunKey, err error) {
-	d := json.NewDecoder(bytes.NewReader([]byte(body)))
+	d := json.NewDecoder(strings.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&key); err != nil {
-		return key, fmt.Errorf("lambda: message body %.200q: want the JSON of a run key: %w: %w", body, psych.ErrInvalid, err)
+		return key, fmt.Errorf("lambda: a body of %d bytes is no JSON of a run key: %w", len(body), psych.ErrInvalid)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return key, fmt.Errorf("lambda: message body %.200q: something follows the run key: %w", body, psych.ErrInvalid)
+		return key, fmt.Errorf("lambda: something follows the run key in a body of %d bytes: %w", len(body), psych.ErrInvalid)
 	}
-	return key, key.Check()
+	if key.Check() != nil {
+		return key, fmt.Errorf("lambda: the run key in a body of %d bytes is illegal: %w", len(body), psych.ErrInvalid)
+	}
+	return key, nil
 }
 
 // withDeadline gives ctx the function's timeout where the platform did not, as

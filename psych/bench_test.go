@@ -19,6 +19,7 @@ type turner struct {
 	rt   *psych.Runtime
 	hash psych.Digest
 	ids  int
+	key  psych.RunKey // of the last Run
 }
 
 func newTurner(tb testing.TB, turns int) *turner {
@@ -53,6 +54,7 @@ func (u *turner) run() {
 	if out, err := u.rt.Drive(ctx, key, nil); out != psych.Closed || err != nil {
 		u.tb.Fatal(out, err)
 	}
+	u.key = key
 }
 
 func cpu() int64 {

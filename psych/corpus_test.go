@@ -459,6 +459,26 @@ steps:
 		},
 	},
 	{
+		name:   "pays", // to trim: not as the second exchange opens, and then from the last large result on
+		limits: psych.Limits{HistoryResultTokens: 100, HistoryMinSavingTokens: 300, PreviewChars: 100},
+		script: `
+steps:
+- calls: [{name: say, arguments: {what: n, n: 3000}}]
+` + strings.Repeat("- calls: [{name: say, arguments: {what: n, n: 390}}]\n", 8) + `
+- text: one
+- calls: [{name: say, arguments: {what: n, n: 3000}}]
+- text: two
+- text: three
+`,
+		drive: func(r *recorder) {
+			r.drive(r.key)
+			r.post(psych.ClientMessage{ID: "m2", Text: "second"})
+			r.drive(r.key)
+			r.post(psych.ClientMessage{ID: "m3", Text: "third"})
+			r.drive(r.key)
+		},
+	},
+	{
 		name: "offload",
 		script: `
 steps:

@@ -145,6 +145,7 @@ type driver struct {
 	setTurn  int
 	opened   *openingDoc // what servers add to the prompt
 	openedAt Digest
+	costs    costs
 	pos      Pos // the last boundary that is known to be in the log
 	fenced   bool
 	pending  []written
@@ -329,6 +330,7 @@ func (d *driver) run() (Outcome, error) {
 		case errors.Is(err, errFence):
 			// What was settled and delivered was made from a log that had not
 			// ended. Nothing of it was written: read it again and make it anew.
+			d.set, d.tail, d.telling = nil, nil, nil
 			d.state, d.prompt, d.pending, d.settling = nil, nil, nil, nil
 			continue
 		case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrConflict) && d.fenced:
@@ -735,10 +737,9 @@ func (d *driver) turns() (Outcome, error) {
 			if out, err = d.retry(s.failure); out != 0 {
 				return out, err
 			}
-		case s.exchange.turns >= s.limits.Turns:
-			err = d.close(StatusExhausted, "turns", fmt.Sprintf("the limit of %d turns is reached", s.limits.Turns))
-		case s.limits.Tokens > 0 && s.exchange.tokens >= s.limits.Tokens:
-			err = d.close(StatusExhausted, "tokens", fmt.Sprintf("%d tokens are used, of a limit of %d", s.exchange.tokens, s.limits.Tokens))
+		case d.limit().status != "":
+			end := d.limit()
+			err = d.close(end.status, end.code, end.reason)
 		case !d.timeForTurn():
 			return d.yield(d.now())
 		default:

@@ -212,7 +212,7 @@ func (s *state) appendTrimmed(b []byte, x *part) []byte {
 func (s *state) fetch(ctx context.Context, c *call, blobs BlobStore) error {
 	for i := range c.parts {
 		x := &c.parts[i]
-		if x.p.Ref == nil || x.p.letGo() || x.p.Ref.Head != nil || x.p.Binary || x.at != nil && c.done.Outcome != Succeeded {
+		if x.p.Ref == nil || x.p.letGo() || len(x.p.Ref.Head) > 0 || x.p.Binary || x.at != nil && c.done.Outcome != Succeeded {
 			continue
 		}
 		limit := x.p.Size
@@ -251,9 +251,10 @@ func (s *state) saving(x *part) int {
 
 // trimHistory chooses what is trimmed as an exchange opens: parts of the
 // exchanges before it that exceed the threshold of history, if that saves more
-// than a minimum in all.
-func (s *state) trimHistory() []*part {
-	var trims []*part
+// than a minimum in all, and pays.
+func (d *driver) trimHistory() []*part {
+	s := d.state
+	var trims []*part // in the order of the history
 	saved := 0
 	for _, x := range s.large {
 		if x.call.turn <= s.turn && x.call.exchange < s.exchanges {
@@ -263,10 +264,81 @@ func (s *state) trimHistory() []*part {
 			}
 		}
 	}
-	if saved <= s.limits.HistoryMinSavingTokens {
+	switch {
+	case saved <= s.limits.HistoryMinSavingTokens:
 		return nil
+	case s.limits.HistoryMarginPercent == 0:
+		return trims
 	}
-	return trims
+	return s.thatPay(trims, d.prompt, d.cacheState())
+}
+
+// thatPay are those of trims that lie behind the one point of the history from
+// which trimming saves most, or none if it does not pay by the margin from
+// any. What was sent from there on, b characters, would be read from the cache,
+// at the price of reading; with n less it is written again, once, at that of
+// writing; and then each later turn reads n less. So it costs
+// write * (b - n) - read * b now, and saves turns * read * n. The later turns
+// are assumed to be as many as the Run has had. Where the provider has nothing
+// of the history any more, everything is written again in any case.
+func (s *state) thatPay(trims []*part, p *prompt, c cacheState) []*part {
+	if c.cold {
+		return trims
+	}
+	best, most := len(trims), int64(0)
+	b, n, saved := int64(0), int64(0), 0
+	item := len(s.history)
+	for i := len(trims) - 1; i >= 0; {
+		at := s.batches[trims[i].call.turn-1].item
+		for item > at { // what lies behind
+			if item--; p.at[item] < s.wire.messages {
+				b += s.chars(item, p)
+			}
+		}
+		first, small := i, 0
+		for ; first >= 0 && s.batches[trims[first].call.turn-1].item == at; first-- {
+			small += s.saving(trims[first])
+		}
+		shown := 0
+		for _, x := range s.history[at].results.calls {
+			for j := range x.parts {
+				shown += x.parts[j].shown
+			}
+		}
+		i, saved = first, saved+small
+		n += s.chars(at, p) * int64(small) / int64(shown) // as it stands on the wire
+		if saved <= s.limits.HistoryMinSavingTokens {
+			continue
+		}
+		cost, saves := c.write*(b-n)-c.read*b, c.turns*c.read*n
+		if saves*100 >= cost*int64(100+s.limits.HistoryMarginPercent) && saves-cost > most {
+			best, most = first+1, saves-cost
+		}
+	}
+	return trims[best:]
+}
+
+// chars is how many characters a message of the history takes on the wire
+// without the images in it, which no estimate of text fits.
+func (s *state) chars(item int, p *prompt) int64 {
+	wire, text := int64(p.history[p.at[item]].Chars), int64(0)
+	switch it := &s.history[item]; {
+	case it.user != nil:
+		text = it.user.Text.Chars
+		for i := range it.user.Attachments {
+			text += it.user.Attachments[i].Output.Chars
+		}
+	case it.said != nil:
+		return wire
+	default:
+		for _, x := range it.results.calls {
+			for j := range x.parts {
+				text += 4 * int64(x.parts[j].shown)
+			}
+		}
+	}
+	const envelope = 4000
+	return min(wire, 2*text+envelope)
 }
 
 // trimContext chooses what is trimmed since the context is full: all of the

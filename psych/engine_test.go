@@ -22,6 +22,8 @@ type harness struct {
 	o     psych.Options
 	rt    *psych.Runtime
 	spec  psych.Spec
+
+	unreplayable bool // it spoils what its Runs are made again from
 }
 
 func newHarness(t *testing.T, yaml string, tools ...*psych.Tool) *harness {
@@ -34,6 +36,7 @@ func newHarness(t *testing.T, yaml string, tools ...*psych.Tool) *harness {
 	}
 	h.o = psych.Options{Blobs: h.blobs, Tools: tools}
 	h.restart()
+	t.Cleanup(h.replays)
 	return h
 }
 

@@ -547,6 +547,7 @@ func TestFailPostedAtEveryPoint(t *testing.T) {
 func TestFailOfADamagedLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, "steps: [{text: so}]")
+		h.unreplayable = true
 		key := h.start("go")
 		ctx := context.Background()
 		if _, err := h.tap.Store.Append(ctx, key, psych.Pos{}, psych.Batch{Token: "x", Entries: []psych.Entry{{Seq: 1, Kind: "user_message", Time: time.Now(), Data: []byte("nothing that was ever written")}}}); err != nil {

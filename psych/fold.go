@@ -34,12 +34,14 @@ type state struct {
 	batch    *batch             // of the last answer that asked for tools
 	model    string             // of the last model call
 	wire     wireMark
+	heard    int // parts of the history that the last answered model call sent
 	memory   *Payload
 	opening  Digest                 // the document that tools and zone 1 were last opened with
 	servers  map[string]ServerState // as the model was told, in a turn that was answered
 	telling  []ServerState          // what the open turn tells
 	tail     *Tail                  // of the open turn
 	called   time.Time              // of the last model call
+	spent    spend
 
 	history []item
 	tails   map[int]*Tail       // trailing messages of answered model calls, by the item of history that they stood behind
@@ -54,8 +56,10 @@ type state struct {
 type exchange struct {
 	message  string // id of the message that opened it
 	seq      uint64
+	opened   time.Time
+	first    int // of its items in the history
 	turns    int
-	tokens   int64
+	spent    spend
 	begun    bool // a model was called
 	trimmed  bool // since the context was full
 	aborting bool
@@ -102,6 +106,7 @@ type item struct {
 	user    *UserMessage
 	said    *ModelCallFinished
 	results *batch // of said: its calls; without said: their results
+	model   string // of said
 }
 
 // A wireMark is what the last model call said of its wire.
@@ -202,7 +207,7 @@ func (s *state) userMessage(r *Record, e *UserMessage) error {
 		return s.corrupt(r, MultipleOpenCalls, "message %q delivered while calls are open", e.ID)
 	}
 	if s.exchange == nil {
-		s.exchange = &exchange{message: e.ID, seq: r.Seq}
+		s.exchange = &exchange{message: e.ID, seq: r.Seq, opened: r.Time, first: len(s.history)}
 		s.exchanges++
 		s.status = StatusOpen
 	}
@@ -340,6 +345,7 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 		return err
 	}
 	s.calling, s.untold, s.fruitless = false, false, 0
+	s.heard = s.wire.messages
 	s.exchange.turns++
 	s.exchange.told += s.exchange.telling
 	s.exchange.telling = 0
@@ -353,11 +359,8 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 	if s.tail != nil {
 		s.tails[len(s.history)-1] = s.tail
 	}
-	for _, n := range []*int64{e.Usage.Input, e.Usage.Output} {
-		if n != nil {
-			s.exchange.tokens += *n
-		}
-	}
+	s.spent.add(&e.Usage)
+	s.exchange.spent.add(&e.Usage)
 	b := &batch{turn: e.Turn, stop: e.Stop}
 	for i := range e.Blocks {
 		if a := e.Blocks[i].Call; a != nil {
@@ -376,7 +379,7 @@ func (s *state) modelCallFinished(r *Record, e *ModelCallFinished) error {
 	} else {
 		s.batch, s.answered = nil, e
 	}
-	s.history = append(s.history, item{said: e, results: b})
+	s.history = append(s.history, item{said: e, results: b, model: s.model})
 	return nil
 }
 

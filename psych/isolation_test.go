@@ -630,6 +630,7 @@ func TestCanary(t *testing.T) {
 				case "aborted":
 					errs = append(errs, h.rt.Abort(ctx, key, psych.AbortRequest{Reason: said}))
 				case "unreadable":
+					h.unreplayable = true
 					errs = append(errs, second(h.tap.Append(ctx, key, psych.Pos{}, psych.Batch{Token: "x", Entries: []psych.Entry{{Seq: 1, Kind: psych.KindUserMessage, Data: []byte(said)}}})))
 				}
 				dctx, cancel := context.WithTimeout(ctx, 5*time.Minute)

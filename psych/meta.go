@@ -129,7 +129,11 @@ func (d *driver) reachThrough(name string, args json.RawMessage) (*reach, error)
 	if strategy == nil {
 		return nil, d.unknown(name)
 	}
-	to, err := strategy.Route(d.set.input(d.version.Spec.Disclosure, ModelLimits{}), name, args)
+	var to Route
+	err = d.rt.guarded(d.ctx, "Disclosure", func() (err error) {
+		to, err = strategy.Route(d.set.input(d.version.Spec.Disclosure, ModelLimits{}), name, args)
+		return err
+	})
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil, &reachError{CodeUnknownTool, clipChars(err.Error(), maxModelMessage)}
@@ -175,8 +179,9 @@ func (ts *toolset) entryOf(ref ToolRef) (*server, *catalogEntry, error) {
 		}
 	}
 	if e == nil {
-		if i := slices.IndexFunc(sv.tools, func(e *catalogEntry) bool { return asLine(e.Name, 128) == ref.Tool }); i >= 0 {
-			e = sv.tools[i]
+		shown := func(e *catalogEntry) bool { return asLine(e.Name, 128) == ref.Tool }
+		if i := slices.IndexFunc(sv.tools, shown); i >= 0 && !slices.ContainsFunc(sv.tools[i+1:], shown) {
+			e = sv.tools[i] // and no other is shown so
 		}
 	}
 	if e != nil {
@@ -255,14 +260,14 @@ func (r *Runtime) call(ctx context.Context, s Scope, sv *server, t *RemoteTool, 
 	var res *Result
 	began := false
 	err = r.session(ctx, s, sv.Connection, func(session Session, _ catalogKey) (err error) {
-		began = true
 		res, err = session.CallTool(ctx, t, c)
+		began = !errors.Is(err, ErrSessionLost) && !errors.Is(err, ErrUnauthorized) // of those it certainly had no effect
 		return err
 	})
 	switch {
 	case err == nil || ctx.Err() != nil:
 		return res, err
-	case !began || errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized):
+	case !began:
 		c.Log.WarnContext(ctx, "server", "server", sv.Name, "err", err)
 		return nil, &reachError{CodeUnreachable, fmt.Sprintf("%s can't be reached now (%s); the tool was not called.", sv.Name, unreachable(err))}
 	}

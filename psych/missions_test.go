@@ -130,9 +130,11 @@ type player struct {
 
 // A play is how it went. err is what ended it early, if anything did.
 type play struct {
-	sent   []script.Sent
-	report *psych.Report
-	err    error
+	sent     []script.Sent
+	replayed []*psych.ReplayedCall
+	again    error // that of the replay
+	report   *psych.Report
+	err      error
 }
 
 // now goes on with each look.
@@ -205,6 +207,10 @@ func (p *player) play(t *testing.T) *play {
 	if done.report, err = rt.Report(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
+	if rt, err = psych.New(store, &o); err != nil { // that knows nothing
+		t.Fatal(err)
+	}
+	done.replayed, done.again = replay(rt, key)
 	return done
 }
 
@@ -327,6 +333,25 @@ var missionChecks = []struct {
 		}
 		return nil
 	}},
+	{"each request can be made again", func(_ *mission, p *plays) error {
+		for i, x := range []*play{p.first, p.again, p.cold, p.disk} {
+			if x.again != nil {
+				return fmt.Errorf("play %d: %w", i+1, x.again)
+			}
+			j := 0 // a worker that ends may do so before the model sees its request
+			for _, c := range x.replayed {
+				if j < len(x.sent) && sameRequest(&x.sent[j].Request, c.Request) == nil {
+					j++
+				} else if x != p.cold {
+					return fmt.Errorf("play %d, request %d: %w", i+1, j+1, sameRequest(&x.sent[min(j, len(x.sent)-1)].Request, c.Request))
+				}
+			}
+			if j != len(x.sent) {
+				return fmt.Errorf("play %d: of %d requests only %d are made again", i+1, len(x.sent), j)
+			}
+		}
+		return nil
+	}},
 	{"another time and other ids change nothing", func(_ *mission, p *plays) error { return sameBytes(p.first, p.again) }},
 	{"another worker changes nothing", func(_ *mission, p *plays) error { return sameBytes(p.first, p.cold) }},
 	{"another BlobStore changes nothing", func(_ *mission, p *plays) error { return sameBytes(p.first, p.disk) }},
@@ -443,7 +468,7 @@ func TestMissionsFailOnRegressions(t *testing.T) {
 		{"trimming off, of a full context", "context", regression{limits: noTrimming},
 			[]string{"a request is within its bound", "the prefix is left where it may be"}},
 		{"a clock in zone 1", "steps", regression{codec: func(c psych.Codec, p *player) psych.Codec { return clockCodec{c, p} }},
-			[]string{"another time and other ids change nothing", "another worker changes nothing"}},
+			[]string{"another time and other ids change nothing", "another worker changes nothing", "each request can be made again"}},
 		{"results sent whole", "huge", regression{codec: func(c psych.Codec, p *player) psych.Codec { return wholeCodec{c, p} }},
 			[]string{"a request is within its bound", "all requests are within their bound"}},
 		{"matches sent with all lines", "log", regression{codec: func(c psych.Codec, p *player) psych.Codec { return wholeCodec{c, p} }},
@@ -453,7 +478,7 @@ func TestMissionsFailOnRegressions(t *testing.T) {
 		{"failures sent whole", "failing", regression{codec: func(c psych.Codec, p *player) psych.Codec { return wholeCodec{c, p} }},
 			[]string{"a request is within its bound", "all requests are within their bound"}},
 		{"keys in map order", "steps", regression{codec: func(c psych.Codec, _ *player) psych.Codec { return shuffledCodec{c} }},
-			[]string{"another time and other ids change nothing", "another worker changes nothing", "another BlobStore changes nothing"}},
+			[]string{"another time and other ids change nothing", "another worker changes nothing", "another BlobStore changes nothing", "each request can be made again"}},
 		{"a different view by BlobStore", "huge", regression{codec: func(c psych.Codec, p *player) psych.Codec { return blobCodec{c, p} }},
 			[]string{"another BlobStore changes nothing"}},
 	} {

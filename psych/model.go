@@ -115,7 +115,7 @@ type Request struct {
 	Tools   Wire
 	System  [2]Wire // zones 1 and 2
 	History []Wire  // zone 3, a message each
-	Breaks  []int   // indexes of History at whose end the previous request and this one end
+	Breaks  []int   // indexes of History, ascending: where what was answered before ends, as far as it is sent again, and where this one ends
 	Tail    Wire    // zone 4, placed as the provider demands; no bytes: none
 
 	// CacheKey is the same for all requests of a Run, and another's for no

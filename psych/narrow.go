@@ -35,7 +35,7 @@ func (c *Connection) allows(tool string) bool {
 // offers, the Spec grants and the tenant's Policy permits. Listing and calling
 // both ask it, and nothing else decides.
 func narrow(c *Connection, permit Permit, offered *catalog, tool string) *catalogEntry {
-	if offered == nil || !c.allows(tool) || permit != nil && !permit(c, tool) {
+	if offered == nil || !c.allows(tool) || permit != nil && (!permit(c, "") || !permit(c, tool)) {
 		return nil
 	}
 	return offered.find(tool)
@@ -46,14 +46,24 @@ func (r *Runtime) permit(ctx context.Context, s Scope) (Permit, error) {
 	if r.o.Policy == nil {
 		return nil, nil
 	}
-	p, err := r.o.Policy.Filter(ctx, s)
+	var p Permit
+	err := r.guarded(ctx, "Policy", func() (err error) {
+		p, err = r.o.Policy.Filter(ctx, s)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("psych: the policy of tenant %q: %w", s.Tenant, err)
 	}
 	if p == nil {
 		return nil, fmt.Errorf("psych: the policy of tenant %q gave neither a Permit nor an error: %w", s.Tenant, ErrAccessDenied)
 	}
-	return p, nil
+	return func(c *Connection, tool string) (ok bool) {
+		err := r.guarded(ctx, "Permit", func() error {
+			ok = p(c, tool)
+			return nil
+		})
+		return ok && err == nil
+	}, nil
 }
 
 // A toolset is what a Scope may use of the connections of a Spec, as of one
@@ -72,6 +82,7 @@ type server struct {
 	catalog *catalog        // nil: none is stored
 	tools   []*catalogEntry // that may be used, sorted by name
 	down    string          // why there are none; "" if there is a catalogue
+	barred  bool            // by the Policy: it is not out of reach
 	permit  Permit          // as of then; nil permits all
 }
 
@@ -98,12 +109,16 @@ func (ts *toolset) named(wire string) (ToolRef, bool) {
 		ts.wire = map[string]ToolRef{}
 		for _, s := range ts.servers {
 			for _, e := range s.tools {
-				ts.wire[ToolName(s.Name, e.Name)] = ToolRef{s.Name, e.Name}
+				wire, ref := ToolName(s.Name, e.Name), ToolRef{s.Name, e.Name}
+				if _, taken := ts.wire[wire]; taken {
+					ref = ToolRef{} // a name of two tools means neither
+				}
+				ts.wire[wire] = ref
 			}
 		}
 	})
-	ref, ok := ts.wire[wire]
-	return ref, ok
+	ref := ts.wire[wire]
+	return ref, ref != ToolRef{}
 }
 
 // input is what a strategy is asked with.
@@ -136,10 +151,13 @@ func (r *Runtime) resolve(ctx context.Context, s Scope, connections []Connection
 	var keys []catalogKey
 	for _, sv := range ts.servers {
 		if permit != nil && !permit(sv.Connection, "") {
-			sv.down = unreachable(ErrAccessDenied)
+			sv.down, sv.barred = unreachable(ErrAccessDenied), true
 			continue
 		}
 		secret, err := r.secret(ctx, s, sv.Connection, "")
+		if err != nil && !sv.Optional && !certain(err) {
+			return nil, err // of a moment: the Run is driven again
+		}
 		if err != nil {
 			if sv.down = "its credential can't be read"; errors.Is(err, ErrNotFound) {
 				sv.down = "it has no credential yet"
@@ -184,6 +202,8 @@ func (r *Runtime) resolve(ctx context.Context, s Scope, connections []Connection
 			sv.catalog, sv.key = c, key
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, errNewerFormat) && !sv.Optional: // a worker of that release can go on
+			return &UnsupportedError{What: fmt.Sprintf("the catalogue of %q: %v", sv.Name, errNewerFormat)}
 		default:
 			if sv.catalog == nil {
 				sv.down = unreachable(err)
@@ -210,13 +230,19 @@ func (r *Runtime) resolve(ctx context.Context, s Scope, connections []Connection
 	return ts, nil
 }
 
-// refreshTime bounds a refresh of a catalogue.
+// refreshTime bounds a refresh of a catalogue, as does half of the time that is
+// left: a server that hangs must not use up all of it, or nothing that can be
+// done without the server would ever be.
 const refreshTime = 30 * time.Second
 
 // refresh reads a server's catalogue anew; with force past every cache, else
 // not within the floor between two refreshes.
 func (r *Runtime) refresh(ctx context.Context, s Scope, c *Connection, force bool) (stored *catalog, key catalogKey, err error) {
-	ctx, cancel := context.WithTimeout(ctx, refreshTime)
+	limit := refreshTime
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	permit, err := r.permit(ctx, s)
 	if err == nil && permit != nil && !permit(c, "") {
@@ -256,7 +282,7 @@ func unreachable(err error) string {
 	case errors.Is(err, ErrAccessDenied):
 		return "it may not be used here"
 	case errors.Is(err, ErrNotFound):
-		return "it has no credential yet, or nothing here can reach it"
+		return "nothing here can reach it, or it has no credential yet"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "it did not answer in time"
 	}

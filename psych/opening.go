@@ -60,9 +60,15 @@ func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *too
 	if limits.Tools > 0 {
 		in.Limits.Tools = max(1, limits.Tools-len(others))
 	}
-	surface, err := strategy.Open(in)
+	var surface *Surface
+	err := r.guarded(ctx, "Disclosure", func() (err error) {
+		if surface, err = strategy.Open(in); err == nil && surface == nil {
+			err = errors.New("it gave neither a Surface nor an error")
+		}
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("psych: disclosure strategy %q: %w", name, err)
+		return nil, fmt.Errorf("psych: disclosure strategy %q: %w: %w", name, ErrInvalid, err) // of the same it says the same
 	}
 	o := &openingDoc{Format: openingFormat, Strategy: name, Decisions: surface.Decisions}
 	for _, def := range surface.Tools {
@@ -73,7 +79,10 @@ func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *too
 		o.Tools = append(o.Tools, shown)
 	}
 	room := limits.Tools - len(others) - len(surface.Tools)
-	listed := map[string]bool{}
+	listed, taken := map[string]bool{}, map[string]bool{}
+	for _, def := range slices.Concat(others, o.Tools) {
+		taken[def.Name] = true
+	}
 	for _, s := range surface.Listed {
 		if ts.server(s) == nil {
 			return nil, fmt.Errorf("psych: disclosure strategy %q lists %.80q, which is no connection: %w", name, s, ErrInvalid)
@@ -106,12 +115,16 @@ func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *too
 			if reason == "" && limits.Tools > 0 && len(o.Eager) >= room {
 				reason = fmt.Sprintf("the provider takes %d tools at most", limits.Tools)
 			}
+			if reason == "" && taken[shown.Name] { // a server may choose its names so that their hashes are one
+				reason = "another tool has its name on the wire, " + shown.Name
+			}
 			ref := ToolRef{sv.Name, defs[i].Name}
 			if reason != "" {
 				o.Refused = append(o.Refused, refusedTool{ref, reason})
 				listed[sv.Name] = true // it is to be found all the same
 				continue
 			}
+			taken[shown.Name] = true
 			o.Eager = append(o.Eager, eagerTool{shown.Name, ref})
 			o.Tools = append(o.Tools, shown)
 		}
@@ -123,7 +136,7 @@ func (r *Runtime) decide(ctx context.Context, tenant string, spec *Spec, ts *too
 	}
 	slices.SortFunc(o.Eager, func(a, b eagerTool) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(o.Tools, func(a, b ToolDef) int { return strings.Compare(a.Name, b.Name) })
-	taken := map[string]bool{}
+	clear(taken)
 	for _, def := range slices.Concat(others, o.Tools) {
 		if !legalToolName(def.Name) || taken[def.Name] {
 			return nil, fmt.Errorf("psych: disclosure strategy %q shows a tool as %.80q: want a name that ToolName makes, once: %w", name, def.Name, ErrInvalid)
@@ -217,13 +230,18 @@ func (s *server) state() ServerState {
 	}
 	x.Catalog, x.Tools = s.catalog.version(), len(s.tools)
 	if x.Tools < len(s.catalog.entries()) {
-		names := make([]string, len(s.tools))
-		for i, e := range s.tools {
-			names[i] = e.Name
-		}
-		x.Permitted = digest(names...)
+		x.Permitted = namesOf(s.tools, func(e **catalogEntry) string { return (*e).Name })
 	}
 	return x
+}
+
+// namesOf tells sets of tools apart.
+func namesOf[T any](tools []T, name func(*T) string) Digest {
+	names := make([]string, len(tools))
+	for i := range tools {
+		names[i] = name(&tools[i])
+	}
+	return digest(names...)
 }
 
 // tellServers compares a toolset with what the model was told of servers, and
@@ -245,13 +263,17 @@ func (d *driver) tellServers(ts *toolset, begins bool) (states []ServerState, ne
 		case told.Down != "":
 			news = append(news, "Available: "+sv.Name+" (its tools can be found now)")
 		case told != now:
-			news = append(news, "Changed: "+sv.Name+": "+d.changes(sv, &told))
+			if changes := d.changes(sv, &told); changes != "" {
+				news = append(news, "Changed: "+sv.Name+": "+changes)
+			}
 		}
 	}
 	return states, news
 }
 
-// changes says what of a server's tools is not as the model was told.
+// changes says what of a server's tools is not as the model was told; "" if
+// what is not the same is no tool that may be used, such as for how long a list
+// holds.
 func (d *driver) changes(sv *server, told *ServerState) string {
 	const look = "what may be used of it is not the same; look again with " + listToolsName
 	if told.Catalog == sv.catalog.version() {
@@ -286,10 +308,17 @@ func (d *driver) changes(sv *server, told *ServerState) string {
 			says = append(says, part.what+" "+someNames(part.names))
 		}
 	}
-	if len(says) == 0 {
-		return look
+	if len(says) > 0 {
+		return strings.Join(says, "; ")
 	}
-	return strings.Join(says, "; ")
+	before := told.Permitted
+	if before.IsZero() {
+		before = namesOf(old.Tools, func(e *catalogEntry) string { return e.Name })
+	}
+	if before == namesOf(sv.tools, func(e **catalogEntry) string { return (*e).Name }) {
+		return ""
+	}
+	return look
 }
 
 // someNames lists the first names, each on one line and bounded, and says how
@@ -333,7 +362,7 @@ func (d *driver) servers() (closed bool, err error) {
 		d.setTurn = turn
 	}
 	for _, sv := range d.set.servers {
-		if sv.down != "" && !sv.Optional {
+		if sv.down != "" && !sv.Optional && !sv.barred {
 			return true, d.close(StatusFailed, CodeUnreachable, fmt.Sprintf("the server %q is not optional, and there is no catalogue of it: %s", sv.Name, sv.down))
 		}
 	}

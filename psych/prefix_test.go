@@ -38,7 +38,7 @@ func (s firstEntries) Read(ctx context.Context, key psych.RunKey, after psych.Po
 	return page, err
 }
 
-// prefixesFold folds every prefix of a log.
+// prefixesFold folds every prefix of a log, and makes its requests again.
 func prefixesFold(s psych.Store, blobs psych.BlobStore, key psych.RunKey) error {
 	ctx := context.Background()
 	head, err := s.Head(ctx, key)
@@ -46,7 +46,7 @@ func prefixesFold(s psych.Store, blobs psych.BlobStore, key psych.RunKey) error 
 		return err
 	}
 	for n := range head.Seq + 1 {
-		rt, err := psych.New(firstEntries{s, n}, &psych.Options{Blobs: blobs})
+		rt, err := psych.New(firstEntries{s, n}, &psych.Options{Blobs: blobs, Models: psych.OneModel(&oneAnswer{})})
 		if err != nil {
 			return err
 		}
@@ -60,8 +60,12 @@ func prefixesFold(s psych.Store, blobs psych.BlobStore, key psych.RunKey) error 
 		if seq != n {
 			return fmt.Errorf("%d records, of the first %d", seq, n)
 		}
-		if _, err := rt.Report(ctx, key); err != nil {
+		rep, err := rt.Report(ctx, key)
+		if err != nil {
 			return fmt.Errorf("the first %d records of %d: %w", n, head.Seq, err)
+		}
+		if calls, err := replay(rt, key); err != nil || len(calls) != len(rep.ModelCalls) {
+			return fmt.Errorf("the first %d records of %d: replay makes %d calls of %d: %w", n, head.Seq, len(calls), len(rep.ModelCalls), err)
 		}
 	}
 	return nil
@@ -380,6 +384,7 @@ func (p *plan) carryOut(t *testing.T) error {
 		return fmt.Errorf("a cold worker: %w", err)
 	}
 	cold := w.model.Requests()
+	how.Spend, again.Spend = psych.Spend{}, psych.Spend{} // of two models, each with a cache of its own
 	if how != again || len(warm) != len(cold) {
 		return fmt.Errorf("%d requests of a warm worker, %+v; %d of a cold one, %+v", len(warm), how, len(cold), again)
 	}

@@ -41,15 +41,16 @@ func TestRunsKeepTheirProjection(t *testing.T) {
 	}
 	newer := projections[1]
 	newer.defaults.PreviewChars, newer.leftOut = 200, "\n[%d characters are not shown]\n"
-	projections[2], projectionVersion = newer, 2
+	current := projectionVersion
+	projections[1000], projectionVersion = newer, 1000
 	defer func() {
-		delete(projections, 2)
-		projectionVersion = 1
+		delete(projections, 1000)
+		projectionVersion = current
 	}()
 	if after := shown(1); after != before {
 		t.Errorf("under a newer release it is shown as %.300q", after)
 	}
-	if after := shown(2); !strings.Contains(after, "[24600 characters are not shown]") {
+	if after := shown(1000); !strings.Contains(after, "[24600 characters are not shown]") {
 		t.Errorf("a new Run is shown %.500q", after)
 	}
 }

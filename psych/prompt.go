@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -17,7 +16,7 @@ import (
 // was encoded once is kept and shared by all later Requests.
 type prompt struct {
 	codec    Codec
-	id       string // codec.ID
+	id       string // of the encoding
 	opening  *opening
 	dynamic  Wire    // zone 2
 	memory   *string // what zone 2 was made of; nil before the first model call
@@ -25,7 +24,7 @@ type prompt struct {
 	at       []int   // of each message of the Run, where it is in history
 	chars    int     // of history
 	bytes    int64   // of history
-	previous int     // messages of history that the previous request sent
+	previous int     // parts of history that the last answered request sent, and this one sends again
 	fresh    bool    // made for this request: nothing was sent from it
 	reopened bool    // its opening is another than that of the previous request
 }
@@ -49,6 +48,34 @@ func chained(prev *Wire, b []byte, marker int) Wire {
 	w := Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: marker}
 	h.Sum(w.Chain[:0])
 	return w
+}
+
+// encodingID names what a Codec makes of a Run: its ID, and whether past tails
+// are a part of the history, by which alone two histories would differ.
+func encodingID(c Codec) string {
+	if k, ok := c.(TailKeeper); ok && k.KeepsTails() {
+		return c.ID() + "+tails"
+	}
+	return c.ID()
+}
+
+// on is p where it can go on with a Codec and an opening, else p reopened, or a
+// new prompt.
+func (p *prompt) on(c Codec, v *Version, at Digest, doc *openingDoc, open func(Codec, *Version, Digest, *openingDoc) (*opening, error)) (*prompt, error) {
+	id := encodingID(c)
+	if p == nil || p.id != id || p.opening.at != at {
+		o, err := open(c, v, at, doc)
+		if err != nil {
+			return nil, err
+		}
+		if p != nil && p.id == id {
+			p.reopen(o)
+		} else {
+			p = &prompt{id: id, opening: o, fresh: true}
+		}
+	}
+	p.codec = c
+	return p, nil
 }
 
 func newOpening(c Codec, v *Version, doc *openingDoc) (*opening, error) {
@@ -159,6 +186,9 @@ func (p *prompt) trim(ctx context.Context, s *state, blobs BlobStore, trims []*p
 		}
 		parts[at] = w
 		first = min(first, at)
+		// What a provider has cached is of use as far as the request goes whose
+		// answer these results are of.
+		p.previous = min(p.previous, p.at[i-2]+1)
 	}
 	p.rechain(first, parts)
 	return nil
@@ -219,11 +249,23 @@ func (p *prompt) chain(n int) Digest {
 	return p.history[n-1].Chain
 }
 
+// tail encodes a trailing message; nil is none.
+func (p *prompt) tail(t *Tail) (Wire, error) {
+	if t == nil {
+		return Wire{}, nil
+	}
+	b, err := p.codec.EncodeTail(t.text())
+	if err != nil {
+		return Wire{}, fmt.Errorf("psych: encode the trailing message: %w", err)
+	}
+	return Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: -1}, nil
+}
+
 // request makes the Request for what the prompt holds now.
-func (p *prompt) request(v *Version, model string, tail Wire) *Request {
+func (p *prompt) request(v *Version, model, incarnation string, tail Wire) *Request {
 	n := len(p.history)
 	r := &Request{
-		Model: model, Options: v.Spec.ModelOptions,
+		Model: model, Options: v.Spec.ModelOptions, CacheKey: digest("cache", incarnation).String()[:32],
 		Tools: p.opening.tools, System: [2]Wire{p.opening.static, p.dynamic},
 		History: p.history[:n:n], Tail: tail,
 	}
@@ -316,10 +358,28 @@ func (s *state) image(ctx context.Context, p *Payload, blobs BlobStore, limits M
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case http.DetectContentType(data) != p.ContentType:
+	case imageType(data) != p.ContentType:
 		return nil, nil
 	}
 	return &Image{p.ContentType, data}, nil
+}
+
+// imageType tells the type by how the bytes begin, "" for others.
+func imageType(b []byte) string {
+	is := func(prefix string) bool { return len(b) >= len(prefix) && string(b[:len(prefix)]) == prefix }
+	switch {
+	case is("\x89PNG\r\n\x1a\n"):
+		return "image/png"
+	case is("\xff\xd8\xff"):
+		return "image/jpeg"
+	case is("GIF87a"), is("GIF89a"):
+		return "image/gif"
+	case is("RIFF") && len(b) >= 12 && string(b[8:12]) == "WEBP":
+		return "image/webp"
+	case is("%PDF-"):
+		return "application/pdf"
+	}
+	return ""
 }
 
 func (s *state) said(ctx context.Context, to []Block, b *Said, calls []*call, blobs BlobStore) ([]Block, []*call, error) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"text/tabwriter"
 )
@@ -26,6 +27,10 @@ type Report struct {
 	FirstWire  *WireSplit        `json:"first_wire"`
 	LastWire   *WireSplit        `json:"last_wire"`
 	Waiting    int               `json:"waiting"` // notes in the inbox
+
+	// UnboundLimits are the limits of the Spec that can't hold what they are
+	// meant to, since what some answered model call used or cost is unknown.
+	UnboundLimits []string `json:"unbound_limits,omitempty"`
 }
 
 // An ExchangeReport says how an exchange went.
@@ -37,16 +42,103 @@ type ExchangeReport struct {
 	Code     string `json:"code,omitempty"`
 	Reason   string `json:"reason,omitempty"`
 	Answer   string `json:"answer,omitempty"` // text of its last answer, at most 100,000 characters
+	Spend    Spend  `json:"spend"`
 }
 
-// Totals sums what providers reported. CacheHitRate is cached over prompt
-// tokens of the calls that reported cached tokens, nil if none did.
+// A Spend sums what providers reported of answered model calls, and what they
+// cost by the Runtime's Prices. Of a failed call nothing is known, though a
+// provider may bill it.
+type Spend struct {
+	PromptTokens     int64  `json:"prompt_tokens"`
+	CompletionTokens int64  `json:"completion_tokens"`
+	CachedTokens     *int64 `json:"cached_tokens"`   // of the calls that reported them; nil if none did
+	UncachedTokens   *int64 `json:"uncached_tokens"` // of the same calls: the rest of the prompt
+	UnknownCalls     int    `json:"unknown_calls"`   // answered model calls without usage
+
+	CostUSD       *float64 `json:"cost_usd"`                 // nil if that of any call is unknown
+	UnpricedCalls int      `json:"unpriced_calls"`           // answered model calls whose cost is unknown
+	KnownCostUSD  *float64 `json:"known_cost_usd,omitempty"` // of the other calls, if there are both
+
+	picos         int64
+	priced        int
+	unsplit       int // answered calls of which cached or prompt tokens are unknown
+	noPrompt      int // of which prompt tokens are
+	noCompletion  int // of which completion tokens are
+	cachedPrompts int64
+}
+
+// noSpend is that of no call, which costs nothing.
+func noSpend() Spend { return Spend{CostUSD: new(float64)} }
+
+// add counts an answered model call.
+func (s *Spend) add(u *Usage, picos int64, priced bool) {
+	input, hasInput := counted(u.Input)
+	output, hasOutput := counted(u.Output)
+	read, hasRead := counted(u.CacheRead)
+	s.PromptTokens += input
+	s.CompletionTokens += output
+	if hasInput && hasRead {
+		cached, uncached := read, max(0, input-read)
+		if s.CachedTokens != nil {
+			cached, uncached = cached+*s.CachedTokens, uncached+*s.UncachedTokens
+		}
+		s.CachedTokens, s.UncachedTokens = &cached, &uncached
+		s.cachedPrompts += input
+	} else {
+		s.unsplit++
+	}
+	if !hasInput {
+		s.noPrompt++
+	}
+	if !hasOutput {
+		s.noCompletion++
+	}
+	if !hasInput && !hasOutput {
+		s.UnknownCalls++
+	}
+	if priced {
+		s.priced++
+		s.picos = sumOf(s.picos, picos)
+	} else {
+		s.UnpricedCalls++
+	}
+	usd := dollars(s.picos)
+	switch {
+	case s.UnpricedCalls == 0:
+		s.CostUSD = &usd
+	case s.priced > 0:
+		s.CostUSD, s.KnownCostUSD = nil, &usd
+	default:
+		s.CostUSD = nil
+	}
+}
+
+// cost is for a person.
+func (s *Spend) cost() string {
+	switch {
+	case s.CostUSD != nil:
+		return "cost " + showUSD(*s.CostUSD)
+	case s.KnownCostUSD != nil:
+		return fmt.Sprintf("cost unknown (%s and that of %s)", showUSD(*s.KnownCostUSD), count(s.UnpricedCalls, "call"))
+	}
+	return "cost unknown"
+}
+
+// showUSD is an amount for a person, to a tenth of a cent, or to four digits
+// where it is less than a dollar.
+func showUSD(usd float64) string {
+	if usd <= 0 || usd >= 1 {
+		return fmt.Sprintf("$%.3f", usd)
+	}
+	digits := fmt.Sprintf("%.*f", 3-int(math.Floor(math.Log10(usd))), usd)
+	return "$" + strings.TrimSuffix(strings.TrimRight(digits, "0"), ".")
+}
+
+// Totals sums a Run. CacheHitRate is cached over prompt tokens of the calls
+// that reported cached tokens, nil if none did.
 type Totals struct {
-	PromptTokens     int64    `json:"prompt_tokens"`
-	CompletionTokens int64    `json:"completion_tokens"`
-	CachedTokens     *int64   `json:"cached_tokens"`
-	CacheHitRate     *float64 `json:"cache_hit_rate"`
-	UnknownCalls     int      `json:"unknown_calls"` // answered model calls without usage
+	Spend
+	CacheHitRate *float64 `json:"cache_hit_rate"`
 }
 
 // A ModelCallReport is one try of a turn.
@@ -59,6 +151,9 @@ type ModelCallReport struct {
 	PromptTokens     *int64    `json:"prompt_tokens"`
 	CompletionTokens *int64    `json:"completion_tokens"`
 	CachedTokens     *int64    `json:"cached_tokens"`
+	WrittenTokens    *int64    `json:"written_tokens"`      // to the provider's cache
+	WrittenHour      *int64    `json:"written_hour_tokens"` // of them: for an hour
+	CostUSD          *float64  `json:"cost_usd"`
 	Wire             WireSplit `json:"wire"`
 	Breaks           []Break   `json:"breaks,omitempty"`
 	Milliseconds     int64     `json:"milliseconds"`
@@ -127,7 +222,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 	if err := key.Check(); err != nil {
 		return nil, err
 	}
-	rep := reporter{Report: Report{Run: key, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}, ctx: ctx, blobs: r.o.Blobs}
+	rep := reporter{Report: Report{Run: key, Totals: Totals{Spend: noSpend()}, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}, ctx: ctx, blobs: r.o.Blobs, prices: r.o.Prices}
 	s, _, err := foldLog(ctx, r.store, r.store, key, rep.add)
 	if err != nil {
 		return nil, err
@@ -145,7 +240,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 	if err := errors.Join(rep.err, rep.answers(ctx, s, r.o.Blobs)); err != nil {
 		return nil, err
 	}
-	rep.totals()
+	rep.totals(&s.limits)
 	return &rep.Report, nil
 }
 
@@ -155,9 +250,10 @@ type reporter struct {
 	rows   map[string]int // of ToolCalls, by call id
 	answer []*ModelCallFinished
 
-	ctx   context.Context // of this one report
-	blobs BlobStore
-	err   error
+	ctx    context.Context // of this one report
+	blobs  BlobStore
+	prices *Prices
+	err    error
 }
 
 func (rep *reporter) add(s *state, rec *Record) {
@@ -168,7 +264,7 @@ func (rep *reporter) add(s *state, rec *Record) {
 		rep.Attempts++
 	case *UserMessage:
 		if s.exchanges > len(rep.Exchanges) {
-			rep.Exchanges = append(rep.Exchanges, ExchangeReport{FirstSeq: rec.Seq, Message: e.ID})
+			rep.Exchanges = append(rep.Exchanges, ExchangeReport{FirstSeq: rec.Seq, Message: e.ID, Spend: noSpend()})
 			rep.answer = append(rep.answer, nil)
 		}
 	case *ModelCallStarted:
@@ -178,6 +274,14 @@ func (rep *reporter) add(s *state, rec *Record) {
 		m := &rep.ModelCalls[len(rep.ModelCalls)-1]
 		m.Outcome, m.Milliseconds = string(e.Stop), e.Milliseconds
 		m.PromptTokens, m.CompletionTokens, m.CachedTokens = e.Usage.Input, e.Usage.Output, e.Usage.CacheRead
+		m.WrittenTokens, m.WrittenHour = e.Usage.CacheWrite, e.Usage.WriteHour
+		picos, priced := rep.prices.cost(m.Model, &e.Usage)
+		if priced {
+			usd := dollars(picos)
+			m.CostUSD = &usd
+		}
+		rep.Totals.add(&e.Usage, picos, priced)
+		rep.Exchanges[len(rep.Exchanges)-1].Spend.add(&e.Usage, picos, priced)
 		if e.Sent > 0 {
 			m.Wire.Envelope = e.Sent - m.Wire.Total()
 		}
@@ -276,32 +380,33 @@ func (rep *reporter) answers(ctx context.Context, s *state, blobs BlobStore) err
 	return nil
 }
 
-func (rep *reporter) totals() {
-	var reporting, cached int64
-	for i := range rep.ModelCalls {
-		m := &rep.ModelCalls[i]
-		if i == 0 {
-			rep.FirstWire = &m.Wire
-		}
-		rep.LastWire = &m.Wire
-		if m.PromptTokens != nil {
-			rep.Totals.PromptTokens += *m.PromptTokens
-		}
-		if m.CompletionTokens != nil {
-			rep.Totals.CompletionTokens += *m.CompletionTokens
-		}
-		if m.CachedTokens != nil && m.PromptTokens != nil {
-			reporting += *m.PromptTokens
-			cached += *m.CachedTokens
-			rep.Totals.CachedTokens = &cached
-		}
-		if m.PromptTokens == nil && m.CompletionTokens == nil && m.Outcome != "" && m.Outcome != "failed" && m.Outcome != "interrupted" {
-			rep.Totals.UnknownCalls++
-		}
+func (rep *reporter) totals(l *Limits) {
+	if n := len(rep.ModelCalls); n > 0 {
+		rep.FirstWire, rep.LastWire = &rep.ModelCalls[0].Wire, &rep.ModelCalls[n-1].Wire
 	}
-	if reporting > 0 {
-		rate := float64(cached) / float64(reporting)
-		rep.Totals.CacheHitRate = &rate
+	t := &rep.Totals
+	if t.cachedPrompts > 0 {
+		rate := float64(*t.CachedTokens) / float64(t.cachedPrompts)
+		t.CacheHitRate = &rate
+	}
+	for _, x := range []struct {
+		scope string
+		b     Budget
+	}{{"", l.exchange()}, {"run.", l.Run}} {
+		for _, y := range []struct {
+			name    string
+			set     bool
+			unknown int
+		}{
+			{"tokens", x.b.Tokens > 0, t.noPrompt + t.noCompletion},
+			{"uncached_tokens", x.b.UncachedTokens > 0, t.unsplit},
+			{"output_tokens", x.b.OutputTokens > 0, t.noCompletion},
+			{"cost_usd", x.b.CostUSD > 0, t.UnpricedCalls},
+		} {
+			if y.set && y.unknown > 0 {
+				rep.UnboundLimits = append(rep.UnboundLimits, x.scope+y.name)
+			}
+		}
 	}
 }
 
@@ -315,7 +420,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 	}
 	b.WriteString("\n")
 	for i, x := range rep.Exchanges {
-		fmt.Fprintf(&b, "exchange %d: %s, %s", i+1, count(x.Turns, "turn"), orOpen(x.Closed))
+		fmt.Fprintf(&b, "exchange %d: %s, %s, %d prompt tokens, %d completion tokens, %s", i+1, count(x.Turns, "turn"), orOpen(x.Closed), x.Spend.PromptTokens, x.Spend.CompletionTokens, x.Spend.cost())
 		if x.Reason != "" {
 			fmt.Fprintf(&b, " (%s)", oneLine(x.Reason))
 		}
@@ -387,7 +492,10 @@ func (rep *Report) WriteText(w io.Writer) error {
 	if rep.Totals.UnknownCalls > 0 {
 		fmt.Fprintf(&b, ", usage of %d calls unknown", rep.Totals.UnknownCalls)
 	}
-	b.WriteString("\n")
+	fmt.Fprintf(&b, ", %s\n", rep.Totals.cost())
+	if len(rep.UnboundLimits) > 0 {
+		fmt.Fprintf(&b, "limits that can't hold, since usage or price is unknown: %s\n", strings.Join(rep.UnboundLimits, ", "))
+	}
 	if rep.FirstWire != nil {
 		fmt.Fprintf(&b, "characters of the first request %d, of the last %d\n", rep.FirstWire.Total(), rep.LastWire.Total())
 	}

@@ -42,6 +42,12 @@ type Options struct {
 	Blobs BlobStore
 	// Models finds the Model that a Spec names. Without it no Run can be driven.
 	Models ModelResolver
+	// DefaultModel is the name by which the log, reports and Prices know what
+	// Models finds for a Spec that names no model; Models must find it by that
+	// name, too.
+	DefaultModel string
+	// Prices are what models cost. Nil: DefaultPrices.
+	Prices *Prices
 	// Tools are the code tools that a Spec may name.
 	Tools []*Tool
 	// Connector opens the connections of Specs. Without it none can be reached.
@@ -162,6 +168,9 @@ func New(s Store, o *Options) (*Runtime, error) {
 	}
 	if r.log = r.o.Logger; r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
+	}
+	if r.o.Prices == nil {
+		r.o.Prices = DefaultPrices()
 	}
 	if r.o.Now == nil {
 		r.o.Now = time.Now

@@ -29,6 +29,9 @@ type RankedTool struct {
 	Matches     bool   // the lexical search finds it
 }
 
+// maxSegments bounds the servers whose index a process keeps.
+const maxSegments = 2048
+
 // foundTools is how many tools an answer of a search holds.
 const foundTools = 20
 
@@ -97,7 +100,11 @@ func (r *Runtime) find(ctx context.Context, s Scope, ts *toolset, q ListQuery, l
 		for i, h := range hits {
 			tools[i] = RankedTool{ToolRef: ToolRef{h.sv.Name, h.e.Name}, Title: h.e.Title, Line: h.e.Line, Definition: h.e.Def, Matches: i < matches}
 		}
-		order, err := r.o.Ranker.Rank(ctx, s, q.Query, tools)
+		var order []int
+		err := r.guarded(ctx, "Ranker", func() (err error) {
+			order, err = r.o.Ranker.Rank(ctx, s, q.Query, tools)
+			return err
+		})
 		if err == nil {
 			err = checkOrder(order, len(tools))
 		}
@@ -199,7 +206,7 @@ func (r *Runtime) segment(ctx context.Context, sv *server) (*lexical.Segment, er
 	seg = lexical.NewSegment(sv.Name, sv.Description, tools)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.segments) >= maxCachedKinds {
+	if len(r.segments) >= maxSegments {
 		clear(r.segments)
 	}
 	r.segments[key] = seg

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -18,10 +19,11 @@ const (
 )
 
 // A sessionKey says who may share a session: one scope, one server, one
-// credential.
+// credential, and one catalogue, which is what its notifications are of.
 type sessionKey struct {
 	scope, server Digest
 	identity      string
+	perPrincipal  bool
 }
 
 // key tells scopes apart.
@@ -162,13 +164,25 @@ func (p *pool) close() error {
 	return closeAll(gone)
 }
 
+// closeAll closes sessions side by side: of each a server is told, which may be
+// gone, and whoever asks for one session waits for all that were idle.
 func closeAll(sessions []*pooled) error {
-	var errs []error
-	for _, s := range sessions {
-		if s.session != nil {
-			errs = append(errs, s.session.Close())
+	errs := make([]error, len(sessions))
+	var wg sync.WaitGroup
+	for i, s := range sessions {
+		if s.session == nil {
+			continue
 		}
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					errs[i] = fmt.Errorf("psych: Session panicked as it was closed: %v", v)
+				}
+			}()
+			errs[i] = s.session.Close()
+		})
 	}
+	wg.Wait()
 	return errors.Join(errs...)
 }
 
@@ -188,6 +202,19 @@ type keptSecret struct {
 	until time.Time
 }
 
+// guarded calls f, which is the program's own, and makes an error of its panic:
+// it would end a process that serves others, and before anything is in the log
+// that says so.
+func (r *Runtime) guarded(ctx context.Context, what string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.log.ErrorContext(ctx, "a panic", "of", what, "stack", string(debug.Stack()))
+			err = fmt.Errorf("psych: %s panicked: %v", what, v)
+		}
+	}()
+	return f()
+}
+
 // secret resolves a connection's credential; stale is the identity of one that
 // the server refused.
 func (r *Runtime) secret(ctx context.Context, s Scope, c *Connection, stale string) (Secret, error) {
@@ -204,7 +231,11 @@ func (r *Runtime) secret(ctx context.Context, s Scope, c *Connection, stale stri
 	if ok && now.Before(k.until) && (stale == "" || k.Identity != stale) {
 		return k.Secret, nil
 	}
-	got, err := r.o.Secrets.Secret(ctx, SecretRequest{Scope: s, Name: c.Credential, URL: c.URL, Stale: stale})
+	var got Secret
+	err := r.guarded(ctx, "Secrets", func() (err error) {
+		got, err = r.o.Secrets.Secret(ctx, SecretRequest{Scope: s, Name: c.Credential, URL: c.URL, Stale: stale})
+		return err
+	})
 	if err != nil {
 		return Secret{}, fmt.Errorf("psych: credential %q of connection %q: %w", c.Credential, c.Name, err)
 	}
@@ -234,9 +265,9 @@ func (r *Runtime) session(ctx context.Context, s Scope, c *Connection, f func(Se
 		if err != nil {
 			return err
 		}
-		p, err := r.pool.take(ctx, sessionKey{s.key(), c.address(), secret.Identity}, func() (Session, error) { return r.connect(ctx, s, c, secret) })
+		p, err := r.pool.take(ctx, sessionKey{s.key(), c.address(), secret.Identity, c.PerPrincipal}, func() (Session, error) { return r.connect(ctx, s, c, secret) })
 		if err == nil {
-			err = f(p.session, newCatalogKey(s, c, secret.Identity))
+			err = r.guarded(ctx, "Session", func() error { return f(p.session, newCatalogKey(s, c, secret.Identity)) })
 			r.pool.give(p, errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized))
 		}
 		switch {
@@ -254,13 +285,21 @@ func (r *Runtime) session(ctx context.Context, s Scope, c *Connection, f func(Se
 // may have changed while nobody heard.
 func (r *Runtime) connect(ctx context.Context, s Scope, c *Connection, secret Secret) (Session, error) {
 	key := newCatalogKey(s, c, secret.Identity)
-	session, err := r.o.Connector.Connect(ctx, c, ConnectOptions{
-		Scope: s, Secret: secret.Value,
-		ListChanged: func() { r.catalogs.changed(key) },
-		Log:         r.log.With("tenant", s.Tenant, "server", c.Name),
+	var session Session
+	err := r.guarded(ctx, "Connector", func() (err error) {
+		session, err = r.o.Connector.Connect(ctx, c, ConnectOptions{
+			Scope: s, Secret: secret.Value,
+			ListChanged: func() { r.catalogs.changed(key) },
+			Log:         r.log.With("tenant", s.Tenant, "server", c.Name),
+		})
+		return err
 	})
-	if err == nil {
-		r.catalogs.changed(key)
+	switch {
+	case err != nil:
+		return nil, err
+	case session == nil:
+		return nil, fmt.Errorf("psych: connection %q: the Connector gave neither a Session nor an error: %w", c.Name, ErrUnavailable)
 	}
-	return session, err
+	r.catalogs.changed(key)
+	return session, nil
 }

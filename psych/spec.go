@@ -77,19 +77,48 @@ type Limits struct {
 	HistoryResultTokens    int `json:"history_result_tokens,omitempty"`
 	HistoryMinSavingTokens int `json:"history_min_saving_tokens,omitempty"`
 
+	// HistoryMarginPercent is by how much more what that saves in later turns
+	// must be worth than what it costs in the provider's cache now; 50, at most
+	// 10000. What later turns there will be is not known: as many as the Run
+	// has had are assumed.
+	HistoryMarginPercent int `json:"history_margin_percent,omitempty"`
+
 	// ContextTokens is what a request may take, estimated; over it, and where
 	// the provider says that its window is full, all results of earlier turns
 	// are trimmed once. The provider's, if it is known.
 	ContextTokens int `json:"context_tokens,omitempty"`
 
-	Turns              int   `json:"turns,omitempty"`                // model calls an exchange; 100
-	Tokens             int64 `json:"tokens,omitempty"`               // prompt and completion tokens an exchange; no limit
-	ToolTimeoutSeconds int   `json:"tool_timeout_seconds,omitempty"` // of a tool without a Timeout of its own; 60, at most 86400
-	Parallel           int   `json:"parallel,omitempty"`             // tools that run at once; 8
+	// What an exchange may spend, and under Run all of the Run's. It is looked
+	// at before each model call, so that the last one may go over it, and closes
+	// the exchange as exhausted; its code is the limit's name. What a provider
+	// does not report, or no price is known of, counts as nothing: there Turns
+	// alone bounds an exchange. No limits but for Turns.
+	Turns          int     `json:"turns,omitempty"`           // model calls; 100
+	Tokens         int64   `json:"tokens,omitempty"`          // prompt and completion tokens
+	UncachedTokens int64   `json:"uncached_tokens,omitempty"` // prompt tokens that were not read from the provider's cache
+	OutputTokens   int64   `json:"output_tokens,omitempty"`   // completion tokens
+	CostUSD        float64 `json:"cost_usd,omitempty"`        // US dollars, by Options.Prices; at most 1000000
+	Run            Budget  `json:"run,omitzero"`
+
+	ToolTimeoutSeconds int `json:"tool_timeout_seconds,omitempty"` // of a tool without a Timeout of its own; 60, at most 86400
+	Parallel           int `json:"parallel,omitempty"`             // tools that run at once; 8
 
 	// OutputsRequired fails a call, with blob_store_required, whose attachments
 	// would be let go for lack of a BlobStore.
 	OutputsRequired bool `json:"outputs_required,omitempty"`
+}
+
+// A Budget is what a Run may spend. Zero is no limit.
+type Budget struct {
+	Tokens         int64   `json:"tokens,omitempty"`
+	UncachedTokens int64   `json:"uncached_tokens,omitempty"`
+	OutputTokens   int64   `json:"output_tokens,omitempty"`
+	CostUSD        float64 `json:"cost_usd,omitempty"`
+}
+
+// exchange is the Budget of an exchange.
+func (l *Limits) exchange() Budget {
+	return Budget{l.Tokens, l.UncachedTokens, l.OutputTokens, l.CostUSD}
 }
 
 // ModelOptions are the settings of a model call that a Spec may fix.
@@ -107,6 +136,8 @@ const (
 
 	maxToolTimeoutSeconds = 24 * 60 * 60
 	minPreviewChars       = 100
+	maxMarginPercent      = 10_000
+	maxCostUSD            = 1_000_000
 )
 
 // A projection is the rules of views, and the defaults of limits, that a Run is
@@ -118,7 +149,7 @@ type projection struct {
 }
 
 var projections = map[int]projection{
-	1: {
+	1: { // without a margin: trimmed as soon as it saves the minimum
 		defaults: Limits{
 			LargeResultTokens: 6000, BatchResultTokens: 12000, PreviewChars: 1000,
 			HistoryResultTokens: 1000, HistoryMinSavingTokens: 4000,
@@ -126,10 +157,18 @@ var projections = map[int]projection{
 		},
 		leftOut: "\n… %d characters left out …\n",
 	},
+	2: {
+		defaults: Limits{
+			LargeResultTokens: 6000, BatchResultTokens: 12000, PreviewChars: 1000,
+			HistoryResultTokens: 1000, HistoryMinSavingTokens: 4000, HistoryMarginPercent: 50,
+			Turns: 100, ToolTimeoutSeconds: 60, Parallel: 8,
+		},
+		leftOut: "\n… %d characters left out …\n",
+	},
 }
 
 // projectionVersion is the version that new Runs are admitted with.
-var projectionVersion = 1
+var projectionVersion = 2
 
 // withDefaults fills in what is absent, as of the current projection.
 func (l Limits) withDefaults() Limits { return l.under(projections[projectionVersion]) }
@@ -145,6 +184,7 @@ func (l Limits) under(p projection) Limits {
 	def(&l.PreviewChars, p.defaults.PreviewChars)
 	def(&l.HistoryResultTokens, p.defaults.HistoryResultTokens)
 	def(&l.HistoryMinSavingTokens, p.defaults.HistoryMinSavingTokens)
+	def(&l.HistoryMarginPercent, p.defaults.HistoryMarginPercent)
 	def(&l.Turns, p.defaults.Turns)
 	def(&l.ToolTimeoutSeconds, p.defaults.ToolTimeoutSeconds)
 	def(&l.Parallel, p.defaults.Parallel)
@@ -305,13 +345,17 @@ func (ps *problems) limits(l Limits) {
 	ps.notNegative("limits.history_min_saving_tokens", int64(l.HistoryMinSavingTokens))
 	ps.notNegative("limits.context_tokens", int64(l.ContextTokens))
 	ps.notNegative("limits.turns", int64(l.Turns))
-	ps.notNegative("limits.tokens", l.Tokens)
+	ps.budget("limits", l.exchange())
+	ps.budget("limits.run", l.Run)
 	ps.notNegative("limits.parallel", int64(l.Parallel))
 	if n := l.PreviewChars; n != 0 && (n < minPreviewChars || n > MaxPreviewChars) {
 		ps.add("limits.preview_chars", "is %d: want %d to %d", n, minPreviewChars, MaxPreviewChars)
 	}
 	if n := l.ToolTimeoutSeconds; n < 0 || n > maxToolTimeoutSeconds {
 		ps.add("limits.tool_timeout_seconds", "is %d: want 1 to %d, or 0 for the default", n, maxToolTimeoutSeconds)
+	}
+	if n := l.HistoryMarginPercent; n < 0 || n > maxMarginPercent {
+		ps.add("limits.history_margin_percent", "is %d: want 1 to %d, or 0 for the default", n, maxMarginPercent)
 	}
 	if l.LargeResultTokens < 0 || l.BatchResultTokens < 0 {
 		return
@@ -326,6 +370,15 @@ func (ps *problems) limits(l Limits) {
 		}
 		ps.add("limits.large_result_tokens", "is %d%s, over batch_result_tokens, which is %d%s: want a result's budget at most the batch's",
 			d.LargeResultTokens, said(l.LargeResultTokens), d.BatchResultTokens, said(l.BatchResultTokens))
+	}
+}
+
+func (ps *problems) budget(path string, b Budget) {
+	ps.notNegative(path+".tokens", b.Tokens)
+	ps.notNegative(path+".uncached_tokens", b.UncachedTokens)
+	ps.notNegative(path+".output_tokens", b.OutputTokens)
+	if x := b.CostUSD; !(x >= 0 && x <= maxCostUSD) || x > 0 && picosOf(x) == 0 {
+		ps.add(path+".cost_usd", "is %v: want US dollars up to %d, or 0 for no limit", x, maxCostUSD)
 	}
 }
 

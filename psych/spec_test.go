@@ -55,7 +55,7 @@ func TestParseSpecRefuses(t *testing.T) {
 		{strings.Repeat("[", 100_000), []string{"nested more than 10000 deep"}},
 		{`{"name":"x","instructions":"` + strings.Repeat("x", MaxSpecBytes) + `"}`, []string{"the spec has 1048606 bytes: want at most 1048576"}},
 		{`{"name":"x","limits":{"turns":1,"turns":2}}`, []string{"limits.turns: the key stands twice in its object"}},
-		{`{"name":"x","limits":{"turn":1}}`, []string{"limits.turn: unknown field: want one of batch_result_tokens, context_tokens, history_min_saving_tokens, history_result_tokens, large_result_tokens, outputs_required, parallel, preview_chars, tokens, tool_timeout_seconds, turns"}},
+		{`{"name":"x","limits":{"turn":1}}`, []string{"limits.turn: unknown field: want one of batch_result_tokens, context_tokens, cost_usd, history_margin_percent, history_min_saving_tokens, history_result_tokens, large_result_tokens, output_tokens, outputs_required, parallel, preview_chars, run, tokens, tool_timeout_seconds, turns, uncached_tokens"}},
 		{`{"name":"x","instructions":"\ud800"}`, []string{`instructions: the string holds half of a surrogate pair (\ud800 to \udfff without its other half)`}},
 		// What is wrong with the rest is in the same error.
 		{`{"Name":"x","tools":["a","a","",7],"limits":{"turns":-1,"parallel":"8","preview_chars":99}}`, []string{
@@ -177,10 +177,11 @@ func TestSpecCheckBounds(t *testing.T) {
 }
 
 func TestLimitsWithDefaults(t *testing.T) {
-	if got, want := (Limits{}).withDefaults(), (Limits{6000, 12000, 1000, 1000, 4000, 0, 100, 0, 60, 8, false}); got != want {
+	want := Limits{LargeResultTokens: 6000, BatchResultTokens: 12000, PreviewChars: 1000, HistoryResultTokens: 1000, HistoryMinSavingTokens: 4000, HistoryMarginPercent: 50, Turns: 100, ToolTimeoutSeconds: 60, Parallel: 8}
+	if got := (Limits{}).withDefaults(); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	set := Limits{1, 2, 300, 4, 5, 6, 7, 8, 9, 10, true}
+	set := Limits{1, 2, 300, 4, 5, 6, 7, 8, 9, 10, 11, 12.5, Budget{13, 14, 15, 16.5}, 17, 18, true}
 	if got := set.withDefaults(); got != set {
 		t.Errorf("got %+v, want %+v", got, set)
 	}
@@ -261,15 +262,24 @@ func TestEveryLimitIsInTheHash(t *testing.T) {
 		seen[h] = what
 	}
 	hash("none", Spec{Name: "n"})
-	for i := range reflect.TypeFor[Limits]().NumField() {
-		s := Spec{Name: "n"}
-		if f := reflect.ValueOf(&s.Limits).Elem().Field(i); f.CanInt() {
-			f.SetInt(7)
-		} else {
-			f.SetBool(true)
+	each := func(what string, of func(*Spec) reflect.Value, typ reflect.Type) {
+		for i := range typ.NumField() {
+			s := Spec{Name: "n"}
+			switch f := of(&s).Field(i); {
+			case f.CanInt():
+				f.SetInt(7)
+			case f.CanFloat():
+				f.SetFloat(0.1)
+			case f.Kind() == reflect.Bool:
+				f.SetBool(true)
+			default:
+				continue // Run has fields of its own
+			}
+			hash(what+typ.Field(i).Name, s)
 		}
-		hash(reflect.TypeFor[Limits]().Field(i).Name, s)
 	}
+	each("", func(s *Spec) reflect.Value { return reflect.ValueOf(&s.Limits).Elem() }, reflect.TypeFor[Limits]())
+	each("Run.", func(s *Spec) reflect.Value { return reflect.ValueOf(&s.Limits.Run).Elem() }, reflect.TypeFor[Budget]())
 	// A default that is spelled out is another Spec: it stays when defaults change.
 	hash("turns 100", Spec{Name: "n", Limits: Limits{Turns: 100}})
 }

@@ -111,7 +111,11 @@ func (r *Runtime) sweepCatalogs(ctx context.Context, cursor string, note func(er
 		return "", err
 	}
 	var mu sync.Mutex
+	deadline, limited := ctx.Deadline()
 	err = inParallel(ctx, len(keys), func(ctx context.Context, i int) error {
+		if limited && time.Until(deadline) < sweepLeft {
+			return nil // it stays due
+		}
 		if err := r.sweepCatalog(ctx, keys[i]); err != nil && ctx.Err() == nil {
 			r.log.WarnContext(ctx, "sweep", "ref", keys[i].Name, "tenant", keys[i].Tenant, "err", err)
 			mu.Lock()
@@ -134,6 +138,9 @@ func (r *Runtime) sweepCatalog(ctx context.Context, ref RefKey) error {
 	_, key, err := r.refresh(ctx, due.scope, &due.connection, false)
 	switch {
 	case err == nil && key != due.key:
+		return r.catalogs.retire(ctx, due.key)
+	case errors.Is(err, ErrAccessDenied), errors.Is(err, ErrNotFound): // what it was read with is gone
+		r.log.InfoContext(ctx, "a catalogue is not refreshed any more", "ref", ref.Name, "tenant", ref.Tenant, "err", err)
 		return r.catalogs.retire(ctx, due.key)
 	case err != nil && ctx.Err() == nil:
 		return errors.Join(err, r.catalogs.postpone(ctx, due.key))

@@ -7,7 +7,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // turn makes one model call. What waits to be written, the results of the turn
@@ -92,20 +91,11 @@ func (d *driver) prepare() (*Request, error) {
 	if closed, err := d.servers(); closed || err != nil {
 		return nil, err
 	}
-	codec := d.model.Codec()
-	if p := d.prompt; p == nil || p.id != codec.ID() || p.opening.at != d.openedAt {
-		o, err := d.rt.opening(codec, d.version, d.openedAt, d.opened)
-		if err != nil {
-			return nil, err
-		}
-		if p != nil && p.id == codec.ID() {
-			p.reopen(o)
-		} else {
-			d.prompt = &prompt{id: codec.ID(), opening: o, fresh: true}
-		}
+	p, err := d.prompt.on(d.model.Codec(), d.version, d.openedAt, d.opened, d.rt.opening)
+	if err != nil {
+		return nil, err
 	}
-	p := d.prompt
-	p.codec, p.previous = codec, s.wire.messages
+	d.prompt, p.previous = p, s.heard
 	memory, err := d.memory()
 	if err != nil {
 		return nil, err
@@ -118,33 +108,29 @@ func (d *driver) prepare() (*Request, error) {
 	case d.full: // trimmed once an exchange
 		trims, why = s.trimContext(), ContextTrimmed
 	case !s.exchange.begun:
-		trims, why = s.trimHistory(), HistoryTrimmed
+		trims, why = d.trimHistory(), HistoryTrimmed
 	}
 	if len(trims) > 0 {
 		if err := p.trim(d.store, s, d.rt.o.Blobs, trims); err != nil {
 			return nil, err
 		}
 	}
-	var tail Wire
 	if !s.untold || d.tail == nil { // another try sends the same
 		d.tail = nil
 		var news []string
 		d.telling = nil
 		if d.set != nil {
-			d.telling, news = d.tellServers(d.set, !s.exchange.begun)
+			d.telling, news = d.tellServers(d.set, s.exchange.turns == 0)
 		}
 		if news = append(news, s.news()...); s.exchange.turns == 0 || len(news) > 0 {
 			d.tail = &Tail{Now: d.now().Truncate(time.Minute), News: news}
 		}
 	}
-	if d.tail != nil {
-		b, err := codec.EncodeTail(d.tail.text())
-		if err != nil {
-			return nil, fmt.Errorf("psych: encode the trailing message: %w", err)
-		}
-		tail = Wire{Bytes: b, Chars: utf8.RuneCount(b), Marker: -1}
+	tail, err := p.tail(d.tail)
+	if err != nil {
+		return nil, err
 	}
-	e := p.start(s, spec.Model, memory, trims, why, d.tail, &tail)
+	e := p.start(s, d.modelName(), memory, trims, why, d.tail, &tail)
 	e.Servers = d.telling
 	if at := d.openedAt; at != s.opening {
 		e.Opening = &at
@@ -162,9 +148,7 @@ func (d *driver) prepare() (*Request, error) {
 		return nil, err
 	}
 	p.fresh, p.reopened = false, false
-	req := p.request(d.version, spec.Model, tail)
-	req.CacheKey = digest("cache", d.info.Incarnation).String()[:32]
-	return req, nil
+	return p.request(d.version, spec.Model, d.info.Incarnation, tail), nil
 }
 
 // contextTokens is what a request may take: the Spec's limit, or the

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -155,8 +156,8 @@ func (b *Backends) Resolver(fallback string) ModelResolver {
 
 // FromEnv makes a Runtime of what the environment names, as getenv gives it:
 // PSYCH_STORE_URL for the Store, where s is nil, and for what is unset in o
-// PSYCH_BLOB_URL, PSYCH_WAKER_URL, PSYCH_SECRETS_URL, and PSYCH_MODEL for Specs
-// without a model.
+// PSYCH_BLOB_URL, PSYCH_WAKER_URL, PSYCH_SECRETS_URL, PSYCH_MODEL for Specs
+// without a model, and PSYCH_PRICES, the file of a list for [ParsePrices].
 // Only the store must be named. [Runtime.Close] closes what FromEnv opened.
 func (b *Backends) FromEnv(ctx context.Context, getenv func(string) string, s Store, o *Options) (_ *Runtime, err error) {
 	var opts Options
@@ -194,6 +195,18 @@ func (b *Backends) FromEnv(ctx context.Context, getenv func(string) string, s St
 	}
 	if opts.Models == nil {
 		opts.Models = b.Resolver(getenv("PSYCH_MODEL"))
+		if opts.DefaultModel == "" {
+			opts.DefaultModel = getenv("PSYCH_MODEL")
+		}
+	}
+	if name := getenv("PSYCH_PRICES"); opts.Prices == nil && name != "" {
+		data, err := os.ReadFile(name)
+		if err == nil {
+			opts.Prices, err = ParsePrices(data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("psych: PSYCH_PRICES: %w", err)
+		}
 	}
 	r, err := New(s, &opts)
 	if err != nil {

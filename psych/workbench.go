@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // A ServerReport says what a Scope may use of one connection, for a person.
@@ -46,11 +47,43 @@ type DisclosureReport struct {
 	Listed   int       `json:"listed"` // lines in the system prompt
 	Tools    int       `json:"tools"`  // definitions, those of the meta tools and the strategy's own too
 	Chars    int       `json:"chars"`  // of all of it, as encoded for the model
+
+	Own       []ToolDef       `json:"own,omitempty"`       // the strategy's own, sorted by name
+	Decisions json.RawMessage `json:"decisions,omitempty"` // what it says of itself
 }
 
-// check refuses a Spec and a Scope before anything is asked.
+// checkUse refuses a Spec and a Scope before anything is asked. It bounds no
+// number of connections: a person may look into more of them than a Run has.
 func (r *Runtime) checkUse(s Scope, spec *Spec) error {
-	return errors.Join(s.check(), r.checkSpec(spec))
+	if spec == nil || len(spec.Connections) <= maxConnections {
+		return errors.Join(s.check(), r.checkSpec(spec))
+	}
+	errs := []error{s.check()}
+	names := map[string]bool{}
+	for part := range slices.Chunk(spec.Connections, maxConnections) {
+		some := *spec
+		some.Connections = part
+		errs = append(errs, r.checkSpec(&some))
+		for i := range part {
+			names[part[i].Name] = true
+		}
+	}
+	if len(names) < len(spec.Connections) {
+		errs = append(errs, fmt.Errorf("psych: two connections have one name: %w", ErrInvalid))
+	}
+	return errors.Join(errs...)
+}
+
+// told gives what a model would be told of a call that goes nowhere a sentinel:
+// ErrUnavailable for a server that can't be reached, else ErrInvalid.
+func told(err error) error {
+	if to := (*reachError)(nil); errors.As(err, &to) {
+		if to.code == CodeUnreachable {
+			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return err
 }
 
 // Servers reads what a Scope may use of the connections of a Spec, and how each
@@ -124,10 +157,16 @@ func (r *Runtime) Disclose(ctx context.Context, s Scope, spec *Spec, c Codec) (*
 	}
 	rep := &DisclosureReport{
 		Strategy: doc.Strategy, Eager: []ToolRef{}, Listed: len(doc.Lines), Tools: len(surface(with, doc)) - len(surface(without, nil)),
-		Chars: all.tools.Chars + all.static.Chars - base.tools.Chars - base.static.Chars,
+		Chars:     all.tools.Chars + all.static.Chars - base.tools.Chars - base.static.Chars,
+		Decisions: doc.Decisions,
 	}
 	for _, t := range doc.Eager {
 		rep.Eager = append(rep.Eager, t.ToolRef)
+	}
+	for _, def := range doc.Tools {
+		if _, ok := doc.eagerTool(def.Name); !ok {
+			rep.Own = append(rep.Own, def)
+		}
 	}
 	return rep, nil
 }
@@ -143,7 +182,8 @@ func (r *Runtime) Strategies() []string {
 }
 
 // FindTools searches the tools that may be used, as list_tools does with a
-// query: at most limit of them, behind q.Offset.
+// query: at most limit of them, behind q.Offset. A server that the Spec does not
+// name is ErrInvalid, one that can't be reached ErrUnavailable.
 func (r *Runtime) FindTools(ctx context.Context, s Scope, spec *Spec, q ListQuery, limit int) (*FoundTools, error) {
 	if err := errors.Join(r.checkUse(s, spec), CheckLimit(limit)); err != nil {
 		return nil, err
@@ -155,14 +195,62 @@ func (r *Runtime) FindTools(ctx context.Context, s Scope, spec *Spec, q ListQuer
 	if err != nil {
 		return nil, err
 	}
-	return r.find(ctx, s, ts, q, limit)
+	found, err := r.find(ctx, s, ts, q, limit)
+	return found, told(err)
+}
+
+// FoundPage is how many tools an answer of list_tools to a query holds.
+const FoundPage = foundTools
+
+// ListTools returns what list_tools answers a model, with the errors of
+// FindTools.
+func (r *Runtime) ListTools(ctx context.Context, s Scope, spec *Spec, q ListQuery) (string, error) {
+	if err := r.checkUse(s, spec); err != nil {
+		return "", err
+	}
+	if q.Offset < 0 {
+		return "", fmt.Errorf("psych: a list begins at the offset %d: want one from 0: %w", q.Offset, ErrInvalid)
+	}
+	ts, err := r.resolve(ctx, s, spec.Connections, false)
+	if err != nil {
+		return "", err
+	}
+	text, err := r.list(ctx, s, ts, q)
+	return text, told(err)
+}
+
+// ReadTool returns the definition of a tool as read_tool answers a model, and
+// all of it, which is more where shown is cut to a page. A tool that may not be
+// used and an unknown one are ErrInvalid, a server that can't be reached is
+// ErrUnavailable.
+func (r *Runtime) ReadTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef) (shown, whole string, err error) {
+	if err := r.checkUse(s, spec); err != nil {
+		return "", "", err
+	}
+	ts, err := r.resolve(ctx, s, spec.Connections, false)
+	if err != nil {
+		return "", "", err
+	}
+	sv, e, err := ts.entryOf(ref)
+	if err != nil {
+		return "", "", told(err)
+	}
+	defs, err := r.catalogs.definitions(ctx, s.Tenant, sv.catalog, []string{e.Name})
+	if err != nil {
+		return "", "", err
+	}
+	whole = toolText(sv.Name, &defs[0])
+	if shown = whole; utf8.RuneCountInString(whole) > PageChars {
+		shown = shortToolText(sv.Name, &defs[0])
+	}
+	return shown, whole, nil
 }
 
 // CallTool calls a tool of a connection outside of any Run, with the same
 // narrowing and validation: a tool that may not be used, an unknown one and
-// arguments that don't match are ErrInvalid, and the server is not called. The
-// caller reads and closes the Result's Body; what the tool attaches beside it is
-// let go.
+// arguments that don't match are ErrInvalid, a server that can't be reached is
+// ErrUnavailable; with both the tool is not called. The caller reads and closes
+// the Result's Body; what the tool attaches beside it is let go.
 func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef, args json.RawMessage) (*Result, error) {
 	if err := r.checkUse(s, spec); err != nil {
 		return nil, err
@@ -172,17 +260,17 @@ func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef
 		return nil, err
 	}
 	t, err := r.remote(ctx, s, ts, ref)
-	if err == nil {
-		args, err = t.prepare(args)
-	}
 	if err != nil {
+		return nil, told(err)
+	}
+	if args, err = t.prepare(args); err != nil {
 		return nil, fmt.Errorf("psych: %w: %w", ErrInvalid, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(spec.Limits.withDefaults().ToolTimeoutSeconds)*time.Second)
-	res, err := t.invoke(ctx, &Call{ToolCall: ToolCall{ID: "c1_1", Name: t.def.Name, Arguments: args}, Scope: s, IdempotencyKey: r.o.NewID()})
+	res, err := t.invoke(ctx, &Call{ToolCall: ToolCall{ID: "c1_1", Name: t.def.Name, Arguments: args}, Scope: s, IdempotencyKey: r.o.NewID(), Log: r.log})
 	if err != nil {
 		cancel()
-		return nil, err
+		return nil, told(err)
 	}
 	if res.Body == nil {
 		res.Body = strings.NewReader("")

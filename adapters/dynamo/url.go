@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
+	"strings"
 	"time"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -18,9 +18,6 @@ import (
 
 	"github.com/psych-go/psych-go/psych"
 )
-
-// tableName is what DynamoDB permits.
-var tableName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{3,255}$`)
 
 // Register makes dynamo://TABLE a URL of Stores, with the parameters region and
 // endpoint (an http or https URL). What they leave open is as the AWS SDK has
@@ -35,7 +32,7 @@ func open(ctx context.Context, u *url.URL) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u.Opaque != "" || u.User != nil || u.Path != "" || u.Fragment != "" || !tableName.MatchString(u.Host) {
+	if u.Opaque != "" || u.User != nil || u.Path != "" || u.Fragment != "" || !isTable(u.Host) {
 		return nil, fmt.Errorf("dynamo: %.200s: want dynamo://TABLE, where TABLE is 3 to 255 of a-z, A-Z, 0-9, _, . and -: %w", u.Redacted(), psych.ErrInvalid)
 	}
 	local := false
@@ -80,4 +77,10 @@ func open(ctx context.Context, u *url.URL) (*Store, error) {
 			o.BaseEndpoint = &endpoint
 		}
 	}), u.Host, nil), nil
+}
+
+// isTable reports whether DynamoDB permits a table of that name.
+func isTable(name string) bool {
+	const legal = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+	return len(name) >= 3 && len(name) <= 255 && strings.Trim(name, legal) == ""
 }

@@ -27,8 +27,14 @@ func toolPage(raw json.RawMessage) (psych.ToolPage, error) {
 	var list struct {
 		Tools, NextCursor, TTLMs json.RawMessage
 	}
-	var tools []json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil || json.Unmarshal(list.Tools, &tools) != nil {
+	if json.Unmarshal(raw, &list) != nil || list.Tools == nil {
+		return psych.ToolPage{}, fmt.Errorf("the server's answer is no list of tools: %w", psych.ErrUnavailable)
+	}
+	tools, err := elements(list.Tools, maxPageTools)
+	switch {
+	case errors.Is(err, errElements):
+		return psych.ToolPage{}, fmt.Errorf("a page of the server's list has more than %d tools: %w", maxPageTools, psych.ErrUnavailable)
+	case err != nil:
 		return psych.ToolPage{}, fmt.Errorf("the server's answer is no list of tools: %w", psych.ErrUnavailable)
 	}
 	page := psych.ToolPage{Tools: make([]psych.RemoteTool, 0, len(tools))}
@@ -48,6 +54,38 @@ func toolPage(raw json.RawMessage) (psych.ToolPage, error) {
 		page.TTL = &ttl
 	}
 	return page, nil
+}
+
+// Bounds of elements, since each takes many times the bytes of the smallest.
+const (
+	maxPageTools = 100_000
+	maxBlocks    = 100_000
+	maxCompared  = 1 << 20 // bytes of structured content that is compared by value
+)
+
+var errElements = errors.New("the array has too many elements")
+
+// elements takes an array apart, or null, of at most n elements.
+func elements(raw json.RawMessage, n int) ([]json.RawMessage, error) {
+	if isNull(raw) {
+		return nil, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
+		return nil, errors.New("it is no array")
+	}
+	var all []json.RawMessage
+	for dec.More() {
+		if len(all) == n {
+			return nil, errElements
+		}
+		var e json.RawMessage
+		if err := dec.Decode(&e); err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+	return all, nil
 }
 
 func remoteTool(raw json.RawMessage) (t psych.RemoteTool) {
@@ -168,8 +206,8 @@ func blocks(raw json.RawMessage) (texts []string, parts []part) {
 	if isNull(raw) {
 		return nil, nil
 	}
-	var content []json.RawMessage
-	if json.Unmarshal(raw, &content) != nil {
+	content, err := elements(raw, maxBlocks)
+	if err != nil { // also where there are too many
 		return nil, []part{unknown("content", raw)}
 	}
 	var links []json.RawMessage
@@ -357,6 +395,9 @@ func sameText(value any, text string) bool {
 }
 
 func parse(data []byte) (v any, ok bool) {
+	if len(data) > maxCompared {
+		return nil, false // what is the same is then told twice
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	if dec.Decode(&v) != nil {

@@ -1,8 +1,10 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
+	"runtime"
 	"testing"
 	"unicode/utf8"
 
@@ -35,4 +37,25 @@ func FuzzAnswers(f *testing.F) {
 			t.Errorf("a TTL of %v", *page.TTL)
 		}
 	})
+}
+
+// Small elements take no more memory than large ones.
+func TestManyElements(t *testing.T) {
+	const n = 4 << 20
+	list := append(append([]byte(`{"tools":[`), bytes.Repeat([]byte("{},"), n/3)...), []byte("{}]}")...)
+	content := append(append([]byte(`{"content":[`), bytes.Repeat([]byte("{},"), n/3)...), []byte("{}]}")...)
+	numbers := append(append([]byte(`{"content":[{"type":"text","text":"x"}],"structuredContent":{"a":0,"b":[`), bytes.Repeat([]byte("1,"), n/2)...), []byte("1]}}")...)
+	for name, f := range map[string]func(){
+		"tools":              func() { _, _ = toolPage(list) },
+		"blocks":             func() { _, _ = toolResult(&psych.Call{}, content, "") },
+		"structured content": func() { _, _ = toolResult(&psych.Call{}, numbers, "") },
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f()
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 20*n {
+			t.Errorf("%s of %d bytes: %d allocated, want at most 20 times as much", name, n, got)
+		}
+	}
 }

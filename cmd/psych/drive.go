@@ -120,6 +120,9 @@ func (p *program) ready(ctx context.Context, s *session, info psych.RunInfo) err
 	if len(lacks) > 0 {
 		return use("run %s uses the tools %s: give --files and --allow-exec as it was begun with", info.Key.RunID, strings.Join(lacks, ", "))
 	}
+	if lacks := s.servers.lacks(ctx, info.Key.Tenant, &v.Spec); lacks != "" {
+		return use("run %s: %s", info.Key.RunID, lacks)
+	}
 	_, err = p.model(ctx, v.Spec.Model)
 	return err
 }

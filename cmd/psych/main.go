@@ -62,6 +62,7 @@ func newProgram(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) s
 	sqlite.Register(&p.backends)
 	script.Register(&p.backends)
 	openai.Register(&p.backends, getenv)
+	psych.RegisterEnv(&p.backends, getenv)
 	p.models = p.backends.Resolver(getenv("PSYCH_MODEL"))
 	return p
 }
@@ -102,9 +103,10 @@ func (p *program) command() *cobra.Command {
 		return use("%w: %s --help lists the flags", err, c.CommandPath())
 	})
 	group(root)
-	root.AddCommand(p.runCommand(), p.resumeCommand(), p.sendCommand(), p.abortCommand(), p.deleteCommand(), p.sweepCommand(),
-		p.runsCommand(), p.reportCommand(), p.recordsCommand(), p.outputCommand(),
+	root.AddCommand(p.runCommand(), p.resumeCommand(), p.sendCommand(), p.abortCommand(), p.deleteCommand(), p.sweepCommand(), p.serveCommand(),
+		p.toolsCommand(), p.runsCommand(), p.reportCommand(), p.recordsCommand(), p.outputCommand(),
 		p.specCommand(), p.modelCommand(), p.storeCommand(), p.contractCommand())
+	root.AddCommand(p.replayCommand(), p.diffCommand())
 	root.AddCommand(&cobra.Command{
 		Use:   "version",
 		Short: "Prints which version this is",

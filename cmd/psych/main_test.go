@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asPsych) != "" {
 		main()
 	}
+	if who := os.Getenv(asServer); who != "" {
+		serveTools(who)
+	}
 	dir, err := os.MkdirTemp("", "psych-state")
 	if err == nil {
 		err = os.Setenv("XDG_STATE_HOME", dir)
@@ -108,7 +111,7 @@ func TestWrongUse(t *testing.T) {
 	for _, test := range []struct {
 		args, says string
 	}{
-		{"", "no command: want one of abort, contract, delete, model, output, records, report, resume, run, runs, send, spec, store, sweep, version"},
+		{"", "no command: want one of abort, contract, delete, diff, model, output, records, replay, report, resume, run, runs, send, serve, spec, store, sweep, tools, version"},
 		{"rnu", `unknown command "rnu"`},
 		{"spec", "want one of check"},
 		{"spec chekc", `unknown command "chekc"`},

@@ -32,6 +32,7 @@ func (f *storeFlags) add(c *cobra.Command) {
 
 // workerFlags say what a command that drives Runs lets them use.
 type workerFlags struct {
+	serverFlags
 	files    string
 	commands []string
 	lease    time.Duration
@@ -43,15 +44,17 @@ func (f *workerFlags) add(c *cobra.Command) {
 	flags.StringArrayVar(&f.commands, "allow-exec", nil, "`program` that the tool run_command may run, in --files or the working directory; repeatable. No sandbox: it may do what you may")
 	flags.DurationVar(&f.lease, "lease", 0, "how long a Run stays claimed when this process dies")
 	flags.Lookup("lease").Hidden = true // for tests
+	f.serverFlags.add(flags)
 }
 
 // A session is what a command opened.
 type session struct {
-	store  psych.Store
-	blobs  psych.BlobStore // nil: none
-	rt     *psych.Runtime
-	tenant string
-	tools  []string // that this worker has
+	store   psych.Store
+	blobs   psych.BlobStore // nil: none
+	rt      *psych.Runtime
+	tenant  string
+	tools   []string // that this worker has
+	servers *servers // nil: none is reached
 }
 
 // opened is what is closed when a command ends, and what tests look into.
@@ -95,10 +98,14 @@ func (p *program) open(ctx context.Context, f *storeFlags, w *workerFlags, waker
 		for _, t := range o.Tools {
 			s.tools = append(s.tools, t.Def().Name)
 		}
+		if s.servers, err = p.servers(ctx, &w.serverFlags, o); err != nil {
+			return nil, err
+		}
 	}
 	if s.rt, err = psych.New(s.store, o); err != nil {
 		return nil, refused(err)
 	}
+	p.closers = append(p.closers, s.rt)
 	return s, nil
 }
 

@@ -19,15 +19,27 @@ type runFlags struct {
 func (p *program) runCommand() *cobra.Command {
 	var f runFlags
 	c := &cobra.Command{
-		Use:   "run [flags] SPEC MESSAGE",
+		Use:   "run [flags] [SPEC] MESSAGE",
 		Short: "Runs a Spec with a message, and reports what happened",
 		Long: `Publishes the Spec in the file SPEC (YAML or JSON), starts a Run with MESSAGE
 (-: standard input), drives it to its end, and prints what happens and a report.
 A Run that is interrupted or killed goes on with psych resume.
 
+With --mcp FILE the Run has the servers of that file, beside those of the Spec;
+then SPEC may be left out, and the tools of --files and --allow-exec are granted
+too.
+
 Exit codes: 0 completed, 1 failed, aborted, exhausted or interrupted, 2 wrong use.`,
-		Args: arguments(2, "SPEC and MESSAGE, the message in quotes"),
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 && f.mcp != "" {
+				return nil
+			}
+			return arguments(2, "SPEC and MESSAGE, the message in quotes")(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				args = append([]string{""}, args...)
+			}
 			return p.runSpec(c.Context(), &f, args[0], args[1])
 		},
 	}
@@ -40,9 +52,12 @@ Exit codes: 0 completed, 1 failed, aborted, exhausted or interrupted, 2 wrong us
 }
 
 func (p *program) runSpec(ctx context.Context, f *runFlags, path, message string) error {
-	spec, err := readSpec(path)
-	if err != nil {
-		return err
+	spec := &psych.Spec{Name: "mcp", Instructions: "Do what you are asked with the tools that you have."}
+	if path != "" {
+		var err error
+		if spec, err = readSpec(path); err != nil {
+			return err
+		}
 	}
 	if f.model != "" {
 		spec.Model = f.model
@@ -55,6 +70,15 @@ func (p *program) runSpec(ctx context.Context, f *runFlags, path, message string
 	s, err := p.open(ctx, &f.storeFlags, &f.workerFlags, nil)
 	if err != nil {
 		return err
+	}
+	if path == "" {
+		spec.Tools = s.tools
+	}
+	if err := s.servers.join(spec); err != nil {
+		return err
+	}
+	if lacks := s.servers.lacks(ctx, f.tenant, spec); lacks != "" {
+		return use("%s", lacks)
 	}
 	if _, err := p.model(ctx, spec.Model); err != nil {
 		return err

@@ -43,6 +43,7 @@ func (p *program) checkSpec(ctx context.Context, w *workerFlags, path string) er
 		err = spec.Check()
 	} else if err == nil {
 		defer p.close()
+		w.allowCommands = true // whether they may run is not what is asked
 		s, openErr := p.open(ctx, &storeFlags{store: "mem://", blob: "mem://", tenant: "check"}, w, nil)
 		if openErr != nil {
 			return openErr

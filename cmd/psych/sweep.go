@@ -25,8 +25,9 @@ func (p *program) sweepCommand() *cobra.Command {
 		Short: "Drives every Run that is due, and deletes what is past its retention",
 		Long: `Goes once over what is due in the store, of every tenant: drives, one after the
 other, Runs with messages that nobody took and Runs whose worker died, deletes
-those whose retention has passed, and purges what is left of deleted ones. A Run
-whose model or tools this process does not have is left alone and named.
+those whose retention has passed, purges what is left of deleted ones, and reads
+catalogues of servers anew whose time is over. A Run whose model or tools this
+process does not have is left alone and named.
 
 Exit codes: 0 all of it went well, whatever its Runs ended as, 1 something did
 not, 2 wrong use.`,
@@ -44,11 +45,13 @@ not, 2 wrong use.`,
 func (p *program) sweep(ctx context.Context, f *runFlags) error {
 	defer p.close()
 	var due list
+	f.publishesNone = true
 	s, err := p.open(ctx, &f.storeFlags, &f.workerFlags, &due)
 	if err != nil {
 		return err
 	}
 	_, _, err = s.rt.Sweep(ctx, "")
+	left, err := needFlags(err)
 	driven, bad := 0, 0
 	for _, key := range due {
 		if ctx.Err() != nil {
@@ -63,7 +66,11 @@ func (p *program) sweep(ctx context.Context, f *runFlags) error {
 		driven++
 		fmt.Fprintln(p.stdout, oneLine(fmt.Sprintf("run %s of tenant %s: %s", key.RunID, key.Tenant, status)))
 	}
-	fmt.Fprintf(p.stdout, "swept: %d due, %d driven\n", len(due), driven)
+	fmt.Fprintf(p.stdout, "swept: %d due, %d driven", len(due), driven)
+	if left > 0 {
+		fmt.Fprintf(p.stdout, "; %d catalogues of servers were left as they are: give --mcp, or --allow-commands and PSYCH_SECRETS_URL", left)
+	}
+	fmt.Fprintln(p.stdout)
 	switch {
 	case ctx.Err() != nil:
 		return errors.New("interrupted: what was not driven is due again in two minutes")
@@ -73,6 +80,24 @@ func (p *program) sweep(ctx context.Context, f *runFlags) error {
 		return fmt.Errorf("%d runs could not be driven here: what is wrong stands above", bad)
 	}
 	return nil
+}
+
+// needFlags takes out of what a sweep returned, and counts, the errors of
+// servers that are not for this process.
+func needFlags(err error) (n int, rest error) {
+	all, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return 0, err
+	}
+	var others []error
+	for _, e := range all.Unwrap() {
+		if flag := (*needsFlag)(nil); errors.As(e, &flag) {
+			n++
+		} else {
+			others = append(others, e)
+		}
+	}
+	return n, errors.Join(others...)
 }
 
 // sweepRun drives a Run and returns what it is then.

@@ -18,8 +18,8 @@ func (p *program) resumeCommand() *cobra.Command {
 		Short: "Drives a Run on that was interrupted or killed",
 		Long: `Drives the Run with the id RUN, or the one whose id begins so, to its end, and
 prints what happens and a report. If a worker that died still holds the Run, it
-says until when, waits, and then takes over. Give --files and --allow-exec as the
-Run was begun with; script: models and --files are relative to the working
+says until when, waits, and then takes over. Give --files, --allow-exec and --mcp
+as the Run was begun with; script: models and files are relative to the working
 directory.
 
 Exit codes: 0 completed, 1 failed, aborted, exhausted, interrupted or driven by

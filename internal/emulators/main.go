@@ -12,7 +12,9 @@
 //
 // Beside them it installs what tests start themselves, and gives the command
 // its path: the Runtime Interface Emulator of Lambda, and the reference servers
-// of MCP, server-everything and server-filesystem (need npm and node).
+// of MCP, server-everything and server-filesystem (need npm and node), and the
+// AWS SAM CLI with cfn-lint (need python3). With -only NAME,… it installs and
+// starts those alone.
 //
 // With -check it reads what go test -v printed, from a file or standard input,
 // and fails if a test skipped that the table of exceptions does not have, or
@@ -29,6 +31,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/psych-go/psych-go/internal/emulators/endpoint"
@@ -36,14 +40,19 @@ import (
 
 func main() {
 	dir := flag.String("dir", "", "where emulators are installed (default: .emulators beside go.mod)")
+	only := flag.String("only", "", "the `names` of those to install and start, with commas between (default: all)")
 	check := flag.String("check", "", "check the skips in what go test -v printed into this file (-: standard input)")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: emulators [-dir DIR] -- COMMAND ARG…\n       emulators -check FILE")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: emulators [-dir DIR] [-only NAME,…] -- COMMAND ARG…\n       emulators -check FILE")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
 	code, err := 0, error(nil)
+	if *only != "" {
+		specs, err = choose(specs, *only)
+	}
 	switch {
+	case err != nil:
 	case *check != "" && flag.NArg() == 0:
 		err = checkSkips(*check)
 	case *check == "" && flag.NArg() > 0:
@@ -57,6 +66,18 @@ func main() {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// choose returns those of all whose names stand in a list.
+func choose(all []spec, names string) (some []spec, err error) {
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(s spec) bool { return s.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("-only %q: there is no %q", names, name)
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
 }
 
 func checkSkips(file string) error {

@@ -65,6 +65,16 @@ func TestRunPassesEndpointsAndExitCode(t *testing.T) {
 	}
 }
 
+func TestChoose(t *testing.T) {
+	some, err := choose(specs, "sam,ministack")
+	if err != nil || len(some) != 2 || some[0].name != "sam" || some[1].name != "ministack" {
+		t.Errorf("got %v, %v", some, err)
+	}
+	if _, err := choose(specs, "sam,"); err == nil {
+		t.Error("an empty name was taken")
+	}
+}
+
 func TestRunKeepsWhatIsSet(t *testing.T) {
 	root := stub(t, "sys.exit('it must not be started')")
 	t.Setenv("PSYCH_TEST_STUB_A", "http://kept")

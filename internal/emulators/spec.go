@@ -56,6 +56,12 @@ var specs = []spec{
 		gobin: "github.com/aws/aws-lambda-runtime-interface-emulator/cmd/aws-lambda-rie@v0.0.0-20261030222936-bef5c4ba774d",
 		file:  "aws-lambda-rie",
 	},
+	{
+		name: "sam", version: "1.170.0", // and cfn-lint, beside it
+		env:  []string{endpoint.SAMPath},
+		pip:  []string{"aws-sam-cli==1.170.0", "cfn-lint==1.58.0"},
+		file: filepath.Join("bin", "sam"),
+	},
 	// The reference servers of MCP.
 	{
 		name: "mcp-everything", version: "2026.8.31",

@@ -377,10 +377,17 @@ func sameReport(base, got *psych.Report, settled map[string]bool) error {
 // calls, and what follows from these in sizes.
 func comparable(r *psych.Report, settled map[string]bool) string {
 	c := *r
-	c.Run, c.Attempts, c.Totals.CachedTokens, c.Totals.CacheHitRate = psych.RunKey{}, 0, nil, nil
+	c.Run, c.Attempts, c.Totals.CacheHitRate = psych.RunKey{}, 0, nil
+	spend := func(s *psych.Spend) {
+		if s.CachedTokens, s.UncachedTokens = nil, nil; len(settled) > 0 {
+			s.PromptTokens = 0
+		}
+	}
+	spend(&c.Totals.Spend)
 	c.Exchanges, c.ModelCalls, c.ToolCalls = slices.Clone(r.Exchanges), nil, slices.Clone(r.ToolCalls)
 	for i := range c.Exchanges {
 		c.Exchanges[i].FirstSeq = 0
+		spend(&c.Exchanges[i].Spend)
 	}
 	wire := func(w *psych.WireSplit) {
 		if w != nil && len(settled) > 0 {
@@ -399,9 +406,6 @@ func comparable(r *psych.Report, settled map[string]bool) string {
 			m.PromptTokens = nil
 		}
 		c.ModelCalls = append(c.ModelCalls, m)
-	}
-	if len(settled) > 0 {
-		c.Totals.PromptTokens = 0
 	}
 	c.FirstWire, c.LastWire = nil, nil // of the calls above
 	for i := range c.ToolCalls {

@@ -1,6 +1,7 @@
 // Command turn is the Lambda function that drives Runs: it takes wakes from an
-// SQS queue. PSYCH_STORE_URL, PSYCH_BLOB_URL and PSYCH_MODEL name what it works
-// with. A program with code tools of its own is this main with Options.Tools.
+// SQS queue. PSYCH_STORE_URL, PSYCH_BLOB_URL, PSYCH_WAKER_URL and PSYCH_MODEL
+// name what it works with. A program with code tools of its own is this main
+// with Options.Tools.
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"github.com/psych-go/psych-go/adapters/openai"
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
+	"github.com/psych-go/psych-go/adapters/sqs"
 	"github.com/psych-go/psych-go/lambda"
 	"github.com/psych-go/psych-go/psych"
 )
@@ -23,12 +25,13 @@ func main() {
 	var b psych.Backends
 	dynamo.Register(&b)
 	s3blob.Register(&b)
+	sqs.Register(&b)
 	openai.Register(&b, os.Getenv)
 	script.Register(&b)
-	rt, err := b.FromEnv(context.Background(), os.Getenv, nil, &psych.Options{Logger: log})
+	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Logger: log})
 	if err != nil {
 		log.Error("init", "err", err)
 		os.Exit(1)
 	}
-	awslambda.Start(lambda.Turn(rt, log))
+	awslambda.Start(lambda.Turn(p.Runtime, &lambda.QueueOptions{Returner: p.Returner, Logger: log}))
 }

@@ -18,6 +18,8 @@ const (
 
 	RIE = "PSYCH_TEST_RIE" // path of the Lambda Runtime Interface Emulator
 
+	SAMPath = "PSYCH_TEST_SAM" // path of the AWS SAM CLI; cfn-lint is beside it
+
 	// Behind it stands the name of a server of MCP in upper case; the value is
 	// the path of its script, for node.
 	MCPPrefix = "PSYCH_TEST_MCP_"
@@ -55,6 +57,13 @@ func SQS(t testing.TB) []Endpoint {
 func Runtime(t testing.TB) string {
 	t.Helper()
 	return path(t, RIE, "the Runtime Interface Emulator")
+}
+
+// SAM returns the path of the AWS SAM CLI, which has cfn-lint beside it, and
+// skips or fails without it as the others do.
+func SAM(t testing.TB) string {
+	t.Helper()
+	return path(t, SAMPath, "the AWS SAM CLI")
 }
 
 // MCPServer returns the command, without arguments of its own, that runs the

@@ -72,6 +72,7 @@ func TestMissing(t *testing.T) {
 func TestMissingProgram(t *testing.T) {
 	for env, get := range map[string]func(testing.TB){
 		RIE:                      func(tb testing.TB) { Runtime(tb) },
+		SAMPath:                  func(tb testing.TB) { SAM(tb) },
 		MCPPrefix + "EVERYTHING": func(tb testing.TB) { MCPServer(tb, "everything") },
 	} {
 		t.Setenv(env, "")

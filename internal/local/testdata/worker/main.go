@@ -1,0 +1,156 @@
+// Command worker is the functions api and turn of a deployment with code tools
+// of its own, for tests: it drives where PSYCH_MODEL is set, and answers
+// requests where it is not. It kills itself, once, where a file in
+// PSYCH_TEST_DIR says so.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	awslambda "github.com/aws/aws-lambda-go/lambda"
+
+	"github.com/psych-go/psych-go/adapters/dynamo"
+	"github.com/psych-go/psych-go/adapters/s3blob"
+	"github.com/psych-go/psych-go/adapters/script"
+	"github.com/psych-go/psych-go/adapters/sqs"
+	"github.com/psych-go/psych-go/api"
+	"github.com/psych-go/psych-go/lambda"
+	"github.com/psych-go/psych-go/psych"
+)
+
+var dir = os.Getenv("PSYCH_TEST_DIR")
+
+// lease is short, so that a test need not wait for long for one of a process that
+// was killed.
+const lease = 15 * time.Second
+
+// dieAt kills the process if a file says so, and removes the file.
+func dieAt(point string) {
+	if os.Remove(filepath.Join(dir, "die-"+point)) == nil {
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// write adds a line to a file, which tells the test what was done.
+func write(name, line string) error {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(line + "\n")
+	return errors.Join(err, f.Close())
+}
+
+var tools = []*psych.Tool{
+	psych.NewTool("rows", "Returns so many rows.", func(_ context.Context, _ *psych.Call, in struct {
+		N int `json:"n"`
+	}) (string, error) {
+		var b strings.Builder
+		for i := range in.N {
+			fmt.Fprintf(&b, "row %d of %d: %s\n", i+1, in.N, strings.Repeat("x", 70))
+		}
+		return b.String(), nil
+	}, nil),
+	psych.NewTool("effect", "Does something that must not be done twice.", func(_ context.Context, c *psych.Call, in struct {
+		Name string `json:"name"`
+	}) (string, error) {
+		if err := write("effects-"+in.Name, c.ID); err != nil {
+			return "", err
+		}
+		dieAt("effect-" + in.Name)
+		return "done", nil
+	}, nil),
+	psych.NewTool("wait", "Waits.", func(ctx context.Context, _ *psych.Call, in struct {
+		Milliseconds int `json:"milliseconds"`
+	}) (string, error) {
+		select {
+		case <-time.After(time.Duration(in.Milliseconds) * time.Millisecond):
+			return "waited", nil
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}, &psych.ToolOptions{Idempotent: true}),
+}
+
+// A store dies behind an append.
+type store struct {
+	psych.Store
+	mu      sync.Mutex
+	appends map[psych.RunKey]int
+}
+
+func (s *store) Unwrap() psych.Store { return s.Store }
+
+func (s *store) Append(ctx context.Context, key psych.RunKey, after psych.Pos, b psych.Batch) (psych.Pos, error) {
+	pos, err := s.Store.Append(ctx, key, after, b)
+	if err == nil {
+		s.mu.Lock()
+		s.appends[key]++
+		n := s.appends[key]
+		s.mu.Unlock()
+		dieAt(fmt.Sprintf("append-%s-%d", key.Tenant, n))
+	}
+	return pos, err
+}
+
+// A model dies in a call.
+type model struct {
+	psych.Model
+	name string
+}
+
+func (m model) Unwrap() psych.Model { return m.Model }
+
+func (m model) Generate(ctx context.Context, r *psych.Request, on func(psych.Delta)) (*psych.Response, error) {
+	dieAt("model-" + m.name)
+	return m.Model.Generate(ctx, r, on)
+}
+
+func main() {
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	if err := serve(log); err != nil {
+		log.Error("init", "err", err)
+		os.Exit(1)
+	}
+}
+
+func serve(log *slog.Logger) error {
+	var real, b psych.Backends
+	dynamo.Register(&real)
+	script.Register(&real)
+	s3blob.Register(&b)
+	sqs.Register(&b)
+	b.Stores.Handle("dynamo", func(ctx context.Context, u *url.URL) (psych.Store, error) {
+		s, err := real.Stores.Open(ctx, u.String())
+		return &store{Store: s, appends: map[psych.RunKey]int{}}, err
+	})
+	b.Models.Handle("script", func(ctx context.Context, u *url.URL) (psych.Model, error) {
+		m, err := real.Models.Open(ctx, u.String())
+		return model{m, strings.TrimSuffix(filepath.Base(u.Opaque+u.Path), ".yaml")}, err
+	})
+	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Logger: log, Tools: tools, LeaseTTL: lease})
+	if err != nil {
+		return err
+	}
+	if os.Getenv("PSYCH_MODEL") != "" {
+		awslambda.Start(lambda.Turn(p.Runtime, &lambda.QueueOptions{Returner: p.Returner, Logger: log}))
+		return nil
+	}
+	h, err := api.New(p.Runtime, p.Store, api.Claims{Tenant: os.Getenv("PSYCH_TENANT_CLAIM")}, &api.Options{MaxAnswer: lambda.MaxAnswer, Logger: log})
+	if err != nil {
+		return err
+	}
+	awslambda.Start(lambda.API(h, &lambda.APIOptions{Logger: log}))
+	return nil
+}

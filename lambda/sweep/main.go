@@ -1,0 +1,33 @@
+// Command sweep is the Lambda function that a schedule calls to find what is
+// due: Runs whose wake was lost or whose worker died, Runs past their retention,
+// leftovers of deleted ones. PSYCH_STORE_URL, PSYCH_BLOB_URL and PSYCH_WAKER_URL
+// name what it works with.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	awslambda "github.com/aws/aws-lambda-go/lambda"
+
+	"github.com/psych-go/psych-go/adapters/dynamo"
+	"github.com/psych-go/psych-go/adapters/s3blob"
+	"github.com/psych-go/psych-go/adapters/sqs"
+	"github.com/psych-go/psych-go/lambda"
+	"github.com/psych-go/psych-go/psych"
+)
+
+func main() {
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	var b psych.Backends
+	dynamo.Register(&b)
+	s3blob.Register(&b)
+	sqs.Register(&b)
+	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Logger: log})
+	if err != nil {
+		log.Error("init", "err", err)
+		os.Exit(1)
+	}
+	awslambda.Start(lambda.Sweep(p.Runtime, &lambda.SweepOptions{Logger: log}))
+}
