@@ -98,6 +98,32 @@ func TestBudgetOfARun(t *testing.T) {
 	}
 }
 
+// The same where one worker drives two exchanges in one go.
+func TestBudgetsInOneGo(t *testing.T) {
+	h := spender(t, "{input: 90, cached: 50, output: 10}")
+	h.spec.Limits = psych.Limits{CostUSD: 0.11, Run: psych.Budget{CostUSD: 0.6}}
+	key := h.start("go")
+	sent := false
+	out, err := h.rt.Drive(context.Background(), key, &psych.DriveOptions{Observe: func(o psych.Observation) {
+		if o.Record == nil || o.Record.Event.Kind() != psych.KindExchangeClosed || sent {
+			return
+		}
+		sent = true
+		if err := h.rt.Send(context.Background(), key, psych.ClientMessage{Text: "more"}); err != nil {
+			t.Error(err)
+		}
+	}})
+	rep := h.report(key)
+	if err != nil || out != psych.Closed || rep.Attempts != 1 || len(rep.Exchanges) != 2 {
+		t.Fatalf("%v, %v, %d attempts: %+v", out, err, rep.Attempts, rep.Exchanges)
+	}
+	for _, x := range rep.Exchanges {
+		if x.Code != "cost_usd" || x.Turns != 2 {
+			t.Errorf("%+v", x)
+		}
+	}
+}
+
 // What is not known is counted as nothing, said to be so, and bounded by turns.
 func TestUnknownCost(t *testing.T) {
 	all := psych.Limits{Turns: 4, Tokens: 1000, UncachedTokens: 1000, OutputTokens: 1000, CostUSD: 1, Run: psych.Budget{Tokens: 1000, UncachedTokens: 1000, OutputTokens: 1000, CostUSD: 1}}
@@ -354,6 +380,7 @@ func TestTrimmingPays(t *testing.T) {
 		{"the same an hour and a half later", conversation{exchanges: [][]int{small(12, 20_000), {}}, wait: 90 * time.Minute}, "[ out_c1_1]", 0, 0},
 		{"a large result at the end", conversation{exchanges: [][]int{append(small(12), 20_000), small(2)}}, "[ out_c13_1]", 1, 0},
 		{"large results at both ends", conversation{exchanges: [][]int{append(small(12, 20_000), 20_000), small(2)}}, "[ out_c14_1]", 1, 8},
+		{"both would pay, and the last alone pays more", conversation{exchanges: [][]int{append(small(4, 20_000), 20_000), small(2)}, limits: psych.Limits{HistoryMarginPercent: 1}}, "[ out_c6_1]", 2, 0},
 		{"twelve exchanges with a large result each", conversation{exchanges: long}, "[  out_c1_1 out_c4_1 out_c7_1 out_c10_1 out_c13_1 out_c16_1 out_c19_1 out_c22_1 out_c25_1 out_c28_1 out_c31_1]", 30, -2},
 		{"no margin is enough", conversation{exchanges: [][]int{{18_200}, {}}, limits: psych.Limits{HistoryMarginPercent: 10_000}}, "[ ]", 0, 0},
 		{"the least margin", conversation{exchanges: [][]int{{18_200}, {}}, limits: psych.Limits{HistoryMarginPercent: 1}}, "[ out_c1_1]", -50, 0},

@@ -422,6 +422,14 @@ func later(ctx context.Context, w *worker) error {
 func remove(ctx context.Context, w *worker) error { return w.rt.Delete(ctx, w.key()) }
 
 func abort(ctx context.Context, w *worker) error {
-	time.Sleep(300 * time.Millisecond) // so that the quick call beside the hanging one has ended
+	// So that the quick call beside the hanging one has ended, if it is to.
+	ran := func(e effect) bool { return e.Tool == "charge" }
+	for range 100 {
+		if slices.ContainsFunc(read[effect](w.Dir, effectsFile), ran) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(500 * time.Millisecond)
 	return w.rt.Abort(ctx, w.key(), psych.AbortRequest{ID: "abort", Reason: "enough"})
 }
