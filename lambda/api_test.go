@@ -291,7 +291,7 @@ func TestLinks(t *testing.T) {
 	const aws, own = "github.com/aws/aws-sdk-go-v2/service/", "github.com/psych-go/psych-go/adapters/"
 	for main, want := range map[string][]string{
 		"api":        {aws + "dynamodb", aws + "s3", aws + "sqs", own + "dynamo", own + "s3blob", own + "sqs"},
-		"turn":       {aws + "dynamodb", aws + "s3", aws + "sqs", own + "dynamo", own + "openai", own + "s3blob", own + "script", own + "sqs"},
+		"turn":       {aws + "bedrockruntime", aws + "dynamodb", aws + "s3", aws + "sqs", own + "anthropic", own + "bedrock", own + "dynamo", own + "openai", own + "s3blob", own + "script", own + "sqs"},
 		"sweep":      {aws + "dynamodb", aws + "s3", aws + "sqs", own + "dynamo", own + "s3blob", own + "sqs"},
 		"deadletter": {aws + "dynamodb", aws + "sqs", own + "dynamo", own + "sqs"},
 	} {
@@ -312,7 +312,7 @@ func TestLinks(t *testing.T) {
 					t.Errorf("%s links %s", main, dep)
 				}
 			}
-			if main != "turn" && strings.HasPrefix(dep, "github.com/openai/") {
+			if main != "turn" && (strings.HasPrefix(dep, "github.com/openai/") || strings.HasPrefix(dep, "github.com/anthropics/")) {
 				t.Errorf("%s links %s", main, dep)
 			}
 		}

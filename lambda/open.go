@@ -23,7 +23,9 @@ const maxRetentionDays = 36500
 // variable is not looked at where b has no scheme for its port at all, so that
 // functions of one deployment share an environment and link what they need.
 // PSYCH_RETENTION_DAYS is Options.Retention where that is zero: Runs are kept so
-// many days from their creation; 0 or unset, for ever.
+// many days from their creation; 0 or unset, for ever. PSYCH_POLICY_FILE is the
+// file of a psych.FilePolicy where Options.Policy is nil; one that is broken is
+// an error here already, rather than at every call of a tool.
 func Open(ctx context.Context, b *psych.Backends, getenv func(string) string, o *psych.Options) (*Ports, error) {
 	var opts psych.Options
 	if o != nil {
@@ -44,6 +46,12 @@ func Open(ctx context.Context, b *psych.Backends, getenv func(string) string, o 
 			return nil, fmt.Errorf("lambda: PSYCH_RETENTION_DAYS is %.40q: want a whole number from 0 to %d: %w", days, maxRetentionDays, psych.ErrInvalid)
 		}
 		opts.Retention = time.Duration(n) * 24 * time.Hour
+	}
+	if file := getenv("PSYCH_POLICY_FILE"); opts.Policy == nil && file != "" {
+		opts.Policy = psych.FilePolicy(file)
+		if _, err := opts.Policy.Filter(ctx, psych.Scope{Tenant: "check"}); err != nil {
+			return nil, fmt.Errorf("lambda: PSYCH_POLICY_FILE: %w", err)
+		}
 	}
 	u := getenv("PSYCH_STORE_URL")
 	if u == "" {

@@ -3,6 +3,8 @@ package lambda_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -43,6 +45,20 @@ func TestOpen(t *testing.T) {
 		}
 		env[name] = was
 	}
+	policy := filepath.Join(t.TempDir(), "policy.json")
+	env["PSYCH_POLICY_FILE"] = policy
+	for text, want := range map[string]error{"": psych.ErrAccessDenied, "{": psych.ErrInvalid, `{"others": {"allow": []}}`: nil} {
+		if text != "" {
+			if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := open(env, memory.Register, psqs.Register); !errors.Is(err, want) {
+			t.Errorf("the policy %q: %v, want %v", text, err, want)
+		}
+		os.Remove(policy)
+	}
+	delete(env, "PSYCH_POLICY_FILE")
 	env["PSYCH_RETENTION_DAYS"] = "36501"
 	if _, err := open(env, memory.Register, psqs.Register); !errors.Is(err, psych.ErrInvalid) {
 		t.Errorf("%v", err)

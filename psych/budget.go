@@ -44,7 +44,7 @@ func (d *driver) cost() *costs {
 		if it.said == nil {
 			continue
 		}
-		n, known := d.rt.o.Prices.cost(it.model, &it.said.Usage)
+		n, known := d.rt.prices().cost(it.model, &it.said.Usage)
 		if !known && !c.told {
 			c.told = true
 			d.log.WarnContext(d.ctx, "a model call's cost is not known: limits on cost count it as nothing", "turn", it.said.Turn, "model", it.model)
@@ -142,7 +142,7 @@ func (d *driver) cacheState() cacheState {
 		}
 	}
 	c := cacheState{turns: int64(s.turn)}
-	c.read, c.write = d.rt.o.Prices.ratios(d.modelName(), hour)
+	c.read, c.write = d.rt.prices().ratios(d.modelName(), hour)
 	sent := s.wire.messages
 	c.cold = s.exchange.opened.Sub(s.called) > kept || sent > len(p.history) || p.id != s.wire.codec || p.chain(sent) != s.wire.history
 	return c

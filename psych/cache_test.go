@@ -171,6 +171,16 @@ func TestCacheAfterAFailedTry(t *testing.T) {
 		key := h.start("go")
 		h.drive(key)
 		h.send(key, "more")
+		calls, err := replay(h.rt, key)
+		sent := h.model.Requests()
+		if err != nil || len(calls) != len(sent) {
+			t.Fatalf("%d calls of %d: %v", len(calls), len(sent), err)
+		}
+		for i, c := range calls {
+			if err := sameRequest(&sent[i].Request, c.Request); err != nil {
+				t.Errorf("call %d: %v", i+1, err)
+			}
+		}
 		for _, name := range markedProviders {
 			rep := h.simulate(key, name)
 			if len(rep.Calls) != 4 || rep.LeftOut != 2 {
@@ -187,6 +197,7 @@ func TestCacheBehindATrim(t *testing.T) {
 	h := newHarness(t, "steps: ["+strings.Repeat(wideSteps(1, 1500)+", ", 8)+wideSteps(30, 400)+", "+wideSteps(25, 4500)+", {text: one}, {text: two}, {text: three}]", sized)
 	h.spec.Instructions = strings.Repeat("Be brief, and say what you saw. ", 300)
 	h.spec.Limits.LargeResultTokens, h.spec.Limits.BatchResultTokens = 100_000, 100_000
+	h.spec.Limits.HistoryMarginPercent = 1
 	key := h.start("go")
 	h.drive(key)
 	h.send(key, "more")

@@ -445,13 +445,13 @@ func (s *state) call(id string) *call {
 }
 
 // wireID is the provider's own id of a call where that is fit to be sent
-// again: not empty, not in use, made of letters, digits, _ and -, at most 64
-// of them, and not of the shape of psych's own; else psych's.
+// again: not empty, not in use, made of letters, digits, _ and -, at most 40
+// of them (OpenAI's bound), and not of the shape of psych's own; else psych's.
 func (s *state) wireID(c *call) string {
 	id := c.asked.ProviderID
 	_, used := s.wireIDs[id]
 	_, _, ours := parseCallID(id)
-	if id == "" || used || ours || len(id) > 64 || strings.IndexFunc(id, illegalInID) >= 0 {
+	if id == "" || used || ours || len(id) > 40 || strings.IndexFunc(id, illegalInID) >= 0 {
 		return c.id
 	}
 	s.wireIDs[id] = struct{}{}

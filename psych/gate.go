@@ -369,7 +369,7 @@ func (tr *translation) dependencies(n *node) {
 	tr.note(noteDependency)
 }
 
-var anchorName = regexp.MustCompile(`^[A-Za-z_][-A-Za-z0-9._]*$`)
+var anchorName = lazily(`^[A-Za-z_][-A-Za-z0-9._]*$`)
 
 // ids translates names of schemas of drafts up to 7.
 func (tr *translation) ids(n *node) {
@@ -391,7 +391,7 @@ func (tr *translation) ids(n *node) {
 		n.set("$id", textNode(before))
 	}
 	// Another fragment, like a JSON pointer, names what is where it is anyway.
-	if anchorName.MatchString(fragment) && n.get("$anchor") == nil {
+	if anchorName().MatchString(fragment) && n.get("$anchor") == nil {
 		n.set("$anchor", textNode(fragment))
 	}
 	tr.note(noteAnchor)
@@ -548,8 +548,8 @@ func (tr *translation) portable(root *node) {
 }
 
 var (
-	repeatCount = regexp.MustCompile(`\{([0-9]*)(,?)([0-9]*)\}`)
-	inlineFlags = regexp.MustCompile(`\(\?[a-zA-Z]*-?[a-zA-Z]*[:)]`)
+	repeatCount = lazily(`\{([0-9]*)(,?)([0-9]*)\}`)
+	inlineFlags = lazily(`\(\?[a-zA-Z]*-?[a-zA-Z]*[:)]`)
 )
 
 // portablePattern reports whether both engines that providers were seen to
@@ -567,12 +567,12 @@ func portablePattern(p string) bool {
 			return false
 		}
 	}
-	if strings.Contains(p, "(?<") || strings.Contains(p, "(?P<") || len(inlineFlags.FindAllString(strings.ReplaceAll(p, "(?:", "("), -1)) > 0 {
+	if strings.Contains(p, "(?<") || strings.Contains(p, "(?P<") || len(inlineFlags().FindAllString(strings.ReplaceAll(p, "(?:", "("), -1)) > 0 {
 		return false
 	}
 	// Go has a limit on counts of its own.
-	p = repeatCount.ReplaceAllStringFunc(goPattern(p), func(m string) string {
-		parts := repeatCount.FindStringSubmatch(m)
+	p = repeatCount().ReplaceAllStringFunc(goPattern(p), func(m string) string {
+		parts := repeatCount().FindStringSubmatch(m)
 		for _, i := range []int{1, 3} {
 			if n, err := strconv.Atoi(parts[i]); parts[i] != "" && (err != nil || n > 1000) {
 				parts[i] = "1000"

@@ -81,7 +81,7 @@ func TestConnectorPanicsOnce(t *testing.T) {
 	})
 }
 
-type panickingStrategy struct{ open, route bool }
+type panickingStrategy struct{ open bool }
 
 func (a panickingStrategy) Open(in *psych.DisclosureInput) (*psych.Surface, error) {
 	if a.open {

@@ -26,7 +26,7 @@ type mutant struct {
 }
 
 // mutants are those faults of engine and adapters that the promises of
-// docs/durability.md stand or fall with.
+// docs/durability.md stand or fall with, and that of a stable prefix.
 var mutants = []mutant{
 	// The adapter's part.
 	{"an append's condition is left out", "adapters/memory/memory.go",
@@ -167,6 +167,48 @@ var mutants = []mutant{
 		"	key := versionKey{tenant, hash}\n",
 		"	key := versionKey{\"\", hash}\n",
 		"./psych", "TestIsolationOfVersionsAndRefs TestStartAndSend"},
+
+	// What was sent once is sent again, and is read from the provider's cache.
+	{"zone 1 is another in each process", "psych/prompt.go",
+		"		blocks = append(blocks, s.Instructions)\n",
+		"		blocks = append(blocks, fmt.Sprintf(\"%s %p\", s.Instructions, s))\n",
+		"./psych", "TestMissions TestCacheHitRates"},
+	{"a trim comes a turn later", "psych/turn.go",
+		"	case !s.exchange.begun:\n		trims, why",
+		"	case s.exchange.turns == 1:\n		trims, why",
+		"./psych", "TestMissions TestHistoryIsTrimmed"},
+	{"tools move as a server's catalogue does", "psych/opening.go",
+		"!s.called.IsZero() && d.now().Sub(s.called) > coldCache\n",
+		"!s.called.IsZero()\n",
+		"./psych", "TestReopened TestCacheHitRates"},
+	{"a fifth marker", "internal/messages/body.go",
+		"		if len(r.System[0].Bytes) == 0 {\n",
+		"		if len(w.Bytes) > 0 {\n",
+		"./psych", "TestCacheHitRates"},
+	{"a past tail is dropped where reasoning is bound to it", "psych/prompt.go",
+		"keeps && t != nil {\n",
+		"keeps && t != nil && len(t.News) > 0 {\n",
+		"./psych", "TestKeptTails"},
+	{"a Codec that keeps tails is taken for one that does not", "psych/prompt.go",
+		"		return c.ID() + \"+tails\"\n",
+		"		return c.ID()\n",
+		"./psych", "TestReplayAcrossModels"},
+	{"the last message alone is marked", "psych/prompt.go",
+		"	if p.previous > 0 && p.previous < n {\n",
+		"	if p.previous > n {\n",
+		"./psych", "TestCacheHitRates TestCacheAfterAFailedTry TestCacheBehindATrim"},
+	{"what a failed try sent is taken for cached", "psych/prompt.go",
+		"	p.codec, p.previous = c, s.heard\n",
+		"	p.codec, p.previous = c, s.wire.messages\n",
+		"./psych", "TestCacheAfterAFailedTry"},
+	{"what a trim changed is taken for cached", "psych/prompt.go",
+		"		p.previous = min(p.previous, p.at[i-2]+1)\n",
+		"",
+		"./psych", "TestCacheBehindATrim"},
+	{"an end that is not in its record is taken for empty", "psych/elide.go",
+		"len(x.p.Ref.Head) > 0 ||",
+		"x.p.Ref.Head != nil ||",
+		"./psych", "TestManyAttachments"},
 }
 
 // A list of mutants that no longer fits the code proves nothing.

@@ -366,7 +366,7 @@ func (d *driver) servers() (closed bool, err error) {
 			return true, d.close(StatusFailed, CodeUnreachable, fmt.Sprintf("the server %q is not optional, and there is no catalogue of it: %s", sv.Name, sv.down))
 		}
 	}
-	if s.opening.IsZero() || d.reopens() {
+	if s.opening.IsZero() || d.reopens() || encodingID(d.model.Codec()) != s.wire.codec { // another provider refuses other tools
 		limits := d.model.Codec().Limits()
 		d.openedAt, d.opened, err = d.rt.open(d.store, d.key.Tenant, spec, d.set, limits, surface(d.version, nil))
 		if errors.Is(err, ErrInvalid) || errors.Is(err, ErrAccessDenied) {

@@ -73,6 +73,15 @@ var parseShipped = sync.OnceValue(func() *Prices {
 // which is a template for a list of one's own.
 func DefaultPrices() *Prices { return parseShipped() }
 
+// prices are those of the Runtime. The shipped ones are parsed when they are
+// first asked for, which not every process does.
+func (r *Runtime) prices() *Prices {
+	if r.o.Prices != nil {
+		return r.o.Prices
+	}
+	return DefaultPrices()
+}
+
 // ParsePrices decodes a list of prices from JSON of at most 1 MiB, strictly:
 //
 //	{

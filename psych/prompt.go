@@ -59,9 +59,9 @@ func encodingID(c Codec) string {
 	return c.ID()
 }
 
-// on is p where it can go on with a Codec and an opening, else p reopened, or a
-// new prompt.
-func (p *prompt) on(c Codec, v *Version, at Digest, doc *openingDoc, open func(Codec, *Version, Digest, *openingDoc) (*opening, error)) (*prompt, error) {
+// on is p where it can go on with a Codec and an opening, for the next request
+// of a state, else p reopened, or a new prompt.
+func (p *prompt) on(s *state, c Codec, v *Version, at Digest, doc *openingDoc, open func(Codec, *Version, Digest, *openingDoc) (*opening, error)) (*prompt, error) {
 	id := encodingID(c)
 	if p == nil || p.id != id || p.opening.at != at {
 		o, err := open(c, v, at, doc)
@@ -74,7 +74,7 @@ func (p *prompt) on(c Codec, v *Version, at Digest, doc *openingDoc, open func(C
 			p = &prompt{id: id, opening: o, fresh: true}
 		}
 	}
-	p.codec = c
+	p.codec, p.previous = c, s.heard
 	return p, nil
 }
 
@@ -445,8 +445,12 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	e.Tools = changed(0, p.opening.tools.Chain, s.wire.zones[0])
 	e.Static = changed(1, p.opening.static.Chain, s.wire.zones[1])
 	e.Dynamic = changed(2, p.dynamic.Chain, s.wire.zones[2])
-	if !first && s.wire.messages <= len(p.history) {
+	switch {
+	case first:
+	case s.wire.messages <= len(p.history):
 		e.Prefix = changed(3, p.chain(s.wire.messages), s.wire.history)
+	case recoded && zone < 0: // in fewer parts than before
+		zone = 3
 	}
 	if first {
 		return e

@@ -260,11 +260,11 @@ func (rp *replay) make(c *ReplayedCall, e *ModelCallStarted) error {
 	if c.doc, err = rp.rt.openingAt(rp.ctx, s.run.Tenant, s.opening); err != nil {
 		return err
 	}
-	p, err := rp.prompt.on(codec, c.version, s.opening, c.doc, openAnew)
+	p, err := rp.prompt.on(s, codec, c.version, s.opening, c.doc, openAnew)
 	if err != nil {
 		return err
 	}
-	rp.prompt, p.previous = p, s.heard
+	rp.prompt = p
 	if rp.o.As != nil {
 		p.previous = rp.heard
 	}

@@ -222,7 +222,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 	if err := key.Check(); err != nil {
 		return nil, err
 	}
-	rep := reporter{Report: Report{Run: key, Totals: Totals{Spend: noSpend()}, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}, ctx: ctx, blobs: r.o.Blobs, prices: r.o.Prices}
+	rep := reporter{Report: Report{Run: key, Totals: Totals{Spend: noSpend()}, Exchanges: []ExchangeReport{}, ModelCalls: []ModelCallReport{}, ToolCalls: []ToolCallReport{}}, rows: map[string]int{}, ctx: ctx, blobs: r.o.Blobs, prices: r.prices()}
 	s, _, err := foldLog(ctx, r.store, r.store, key, rep.add)
 	if err != nil {
 		return nil, err

@@ -169,9 +169,6 @@ func New(s Store, o *Options) (*Runtime, error) {
 	if r.log = r.o.Logger; r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
-	if r.o.Prices == nil {
-		r.o.Prices = DefaultPrices()
-	}
 	if r.o.Now == nil {
 		r.o.Now = time.Now
 	}

@@ -76,8 +76,10 @@ func (e *envSecrets) Secret(_ context.Context, r SecretRequest) (Secret, error) 
 	if value == "" {
 		return Secret{}, fmt.Errorf("psych: there is no credential %s: the environment variable %s is not set: %w", r.Name, variable, ErrNotFound)
 	}
-	if err := e.maySend(variable+"_URL", r); err != nil {
-		return Secret{}, err
+	if urls := e.getenv(variable + "_URL"); urls != "" {
+		if err := r.CheckURLs(urls, "the environment variable "+variable+"_URL"); err != nil {
+			return Secret{}, err
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -93,15 +95,18 @@ func (e *envSecrets) Secret(_ context.Context, r SecretRequest) (Secret, error) 
 	return s, nil
 }
 
-// maySend looks into the variable of URLs whether the credential may go where
-// r says. A URL in an error may hold what is secret, so that none does.
-func (e *envSecrets) maySend(variable string, r SecretRequest) error {
-	urls := strings.Fields(e.getenv(variable))
-	allowed := e.getenv(variable) == ""
-	for i, s := range urls {
+// CheckURLs returns nil if a credential for these servers may go where r says:
+// urls are http or https URLs between spaces, and r.URL must be at one of them
+// or below its path, behind a slash. Anything else, a command, and every URL
+// where one of urls is malformed, is ErrAccessDenied. source says in the error
+// what names the servers. Adapters of [Secrets] call it; the error holds no URL,
+// since one may hold what is secret.
+func (r SecretRequest) CheckURLs(urls, source string) error {
+	allowed := false
+	for i, s := range strings.Fields(urls) {
 		p, err := parseURLPrefix(s)
 		if err != nil {
-			return fmt.Errorf("psych: the credential %s is sent nowhere: URL %d in the environment variable %s %w: %w: %w", r.Name, i+1, variable, err, ErrAccessDenied, ErrInvalid)
+			return fmt.Errorf("psych: the credential %s is sent nowhere: URL %d in %s %w: %w: %w", r.Name, i+1, source, err, ErrAccessDenied, ErrInvalid)
 		}
 		allowed = allowed || p.holds(r.URL)
 	}
@@ -109,9 +114,9 @@ func (e *envSecrets) maySend(variable string, r SecretRequest) error {
 	case allowed:
 		return nil
 	case r.URL == "":
-		return fmt.Errorf("psych: the credential %s may not be given to a command: the environment variable %s names the servers that it is for: %w", r.Name, variable, ErrAccessDenied)
+		return fmt.Errorf("psych: the credential %s may not be given to a command: %s names the servers that it is for: %w", r.Name, source, ErrAccessDenied)
 	}
-	return fmt.Errorf("psych: the credential %s may not be sent to this server: the environment variable %s names others: %w", r.Name, variable, ErrAccessDenied)
+	return fmt.Errorf("psych: the credential %s may not be sent to this server: %s names others: %w", r.Name, source, ErrAccessDenied)
 }
 
 func isEnvName(s string) bool {

@@ -139,9 +139,6 @@ func (r *Runtime) sweepCatalog(ctx context.Context, ref RefKey) error {
 	switch {
 	case err == nil && key != due.key:
 		return r.catalogs.retire(ctx, due.key)
-	case errors.Is(err, ErrAccessDenied), errors.Is(err, ErrNotFound): // what it was read with is gone
-		r.log.InfoContext(ctx, "a catalogue is not refreshed any more", "ref", ref.Name, "tenant", ref.Tenant, "err", err)
-		return r.catalogs.retire(ctx, due.key)
 	case err != nil && ctx.Err() == nil:
 		return errors.Join(err, r.catalogs.postpone(ctx, due.key))
 	}

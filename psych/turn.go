@@ -91,11 +91,11 @@ func (d *driver) prepare() (*Request, error) {
 	if closed, err := d.servers(); closed || err != nil {
 		return nil, err
 	}
-	p, err := d.prompt.on(d.model.Codec(), d.version, d.openedAt, d.opened, d.rt.opening)
+	p, err := d.prompt.on(s, d.model.Codec(), d.version, d.openedAt, d.opened, d.rt.opening)
 	if err != nil {
 		return nil, err
 	}
-	d.prompt, p.previous = p, s.heard
+	d.prompt = p
 	memory, err := d.memory()
 	if err != nil {
 		return nil, err

@@ -214,7 +214,13 @@ func (p *pattern) String() string { return p.source }
 
 func (p *pattern) MatchString(s string) bool { return p.compiled == nil || p.compiled.MatchString(s) }
 
-var unicodeEscape = regexp.MustCompile(`(\\\\)|\\u([0-9A-Fa-f]{4})`)
+var unicodeEscape = lazily(`(\\\\)|\\u([0-9A-Fa-f]{4})`)
+
+// lazily compiles an expression when it is first asked for: what few processes
+// need costs the start of none.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
 
 // unknownPattern reports whether n, a schema, has a pattern that Go can't
 // compile.
@@ -252,7 +258,7 @@ func goPattern(source string) string {
 	if !strings.Contains(source, `\u`) {
 		return source
 	}
-	return unicodeEscape.ReplaceAllStringFunc(source, func(m string) string {
+	return unicodeEscape().ReplaceAllStringFunc(source, func(m string) string {
 		if m == `\\` {
 			return m
 		}

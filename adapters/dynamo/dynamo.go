@@ -57,7 +57,7 @@ type Store struct {
 // [psych.ErrInvalid]. o may be nil.
 func New(client *dynamodb.Client, table string, o *Options) *Store {
 	s := &Store{client: client, table: table}
-	if !tableName.MatchString(table) && !(strings.HasPrefix(table, "arn:") && len(table) <= 1024) {
+	if !isTable(table) && !(strings.HasPrefix(table, "arn:") && len(table) <= 1024) {
 		s.invalid = fmt.Errorf("table %.200q: want 3 to 255 of a-z, A-Z, 0-9, _, . and -, or an ARN: %w", table, psych.ErrInvalid)
 	}
 	return s

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -228,15 +227,15 @@ func (p *process) line() (line []byte, edges [][]byte, err error) {
 
 // Where servers put the id of an answer: before its result, or behind it.
 var (
-	idFirst = regexp.MustCompile(`^\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,`)
-	idLast  = regexp.MustCompile(`[\]}]\s*,\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$`)
+	idFirst = lazily(`^\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,`)
+	idLast  = lazily(`[\]}]\s*,\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$`)
 )
 
 // answerID finds the id in the edges of a message that is not decoded.
 func answerID(edges [][]byte) (id jsonrpc.ID, ok bool) {
-	m := idFirst.FindSubmatch(edges[0])
+	m := idFirst().FindSubmatch(edges[0])
 	if m == nil {
-		m = idLast.FindSubmatch(edges[1])
+		m = idLast().FindSubmatch(edges[1])
 	}
 	if m == nil {
 		return id, false

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/psych-go/psych-go/psych"
@@ -130,11 +131,11 @@ func isHeaderValue(s string) bool {
 	return true
 }
 
-var reference = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)\}`)
+var reference = lazily(`\$\{([A-Za-z_][A-Za-z0-9_]*)\}`)
 
 // fill puts the values of env into the references of an argument.
 func fill(arg string, env map[string]string) string {
-	return reference.ReplaceAllStringFunc(arg, func(ref string) string {
+	return reference().ReplaceAllStringFunc(arg, func(ref string) string {
 		if v, ok := env[ref[2:len(ref)-1]]; ok {
 			return v
 		}
@@ -157,4 +158,10 @@ func clip(s string, n int) string {
 func isNull(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) == 0 || string(raw) == "null"
+}
+
+// lazily compiles an expression when it is first asked for: what few processes
+// need costs the start of none.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

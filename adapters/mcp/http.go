@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -318,7 +317,7 @@ func (e *ending) Close() error {
 	return e.ReadCloser.Close()
 }
 
-var forgotten = regexp.MustCompile(`(?i)session|not initialized`)
+var forgotten = lazily(`(?i)session|not initialized`)
 
 // refusal is what a status that is no success means: an answer to the request
 // of h, or an error.
@@ -350,7 +349,7 @@ func (w *wire) refusal(req *http.Request, resp *http.Response, h head) (*jsonrpc
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
 		return fail(psych.ErrUnauthorized)
 	case hadSession && code == http.StatusNotFound && said.Error.Code != jsonrpc.CodeMethodNotFound,
-		hadSession && code == http.StatusBadRequest && forgotten.MatchString(why): // as many servers have it that don't keep to the 404
+		hadSession && code == http.StatusBadRequest && forgotten().MatchString(why): // as many servers have it that don't keep to the 404
 		return fail(psych.ErrSessionLost)
 	}
 	if msg, err := jsonrpc.DecodeMessage(body); err == nil && h.id.IsValid() {

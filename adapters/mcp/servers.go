@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -255,7 +254,7 @@ func (r *reader) local(conn *psych.Connection, command []string, fields []field)
 
 // remote makes a connection of a URL.
 func (r *reader) remote(conn *psych.Connection, link string, fields []field) (*psych.Connection, map[string]map[string]string) {
-	if _, query, _ := strings.Cut(link, "?"); anyReference.MatchString(query) {
+	if _, query, _ := strings.Cut(link, "?"); anyReference().MatchString(query) {
 		r.bad("has a variable in its url's query, which would be stored with the Spec: send it in headers")
 	}
 	if conn.URL = r.expand(link, func(_, value string) string { return value }); conn.URL != link {
@@ -322,14 +321,14 @@ func (r *reader) value(f field) (string, bool) {
 
 // anyReference are references to variables, and to what editors ask their users
 // for. Anything else between ${ and } is left as it is.
-var anyReference = regexp.MustCompile(`\$\{(?:([a-z]+):)?([A-Za-z_][A-Za-z0-9_.-]*?)(?::-([^}]*))?\}`)
+var anyReference = lazily(`\$\{(?:([a-z]+):)?([A-Za-z_][A-Za-z0-9_.-]*?)(?::-([^}]*))?\}`)
 
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var variableName = lazily(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // expand puts in the values of variables, as put writes them.
 func (r *reader) expand(s string, put func(name, value string) string) string {
-	return anyReference.ReplaceAllStringFunc(s, func(ref string) string {
-		m := anyReference.FindStringSubmatchIndex(ref)
+	return anyReference().ReplaceAllStringFunc(s, func(ref string) string {
+		m := anyReference().FindStringSubmatchIndex(ref)
 		space, name := "", ref[m[4]:m[5]]
 		if m[2] >= 0 {
 			space = ref[m[2]:m[3]]
@@ -338,7 +337,7 @@ func (r *reader) expand(s string, put func(name, value string) string) string {
 		case space != "" && space != "env":
 			r.bad("refers to %s, which can't be asked for here: put ${env:NAME}, and set that variable", ref)
 			return ""
-		case !variableName.MatchString(name):
+		case !variableName().MatchString(name):
 			return ref
 		}
 		value, ok := r.getenv(name)

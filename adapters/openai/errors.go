@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -86,7 +87,7 @@ func (m *Model) refused(status int, h http.Header, body []byte, err error) *psyc
 		text += ": check the name of the model and the base URL, and whether this server has the Responses API (without api=responses it is asked for Chat Completions)"
 	case status == http.StatusNotFound:
 		text += ": check the name of the model and the base URL"
-	case m.o.Responses && unencrypted.MatchString(said.message):
+	case m.o.Responses && unencrypted().MatchString(said.message):
 		text += ": the model does not reason: open it with drop_reasoning=true"
 	}
 	if id := requestID(h); id != "" {
@@ -126,18 +127,18 @@ func (m *Model) refusedInStream(sent json.RawMessage) *psych.ModelError {
 		e.Transient = transientStatus(e.Status)
 	default:
 		e.Transient = !strings.Contains(said.kind, "invalid") && !strings.Contains(said.kind, "authentication") &&
-			!strings.Contains(said.kind, "permission") && !strings.Contains(said.kind, "not_found") && !lasting.MatchString(said.code)
+			!strings.Contains(said.kind, "permission") && !strings.Contains(said.kind, "not_found") && !lasting().MatchString(said.code)
 	}
 	return e
 }
 
 // lasting are codes of failures that repeating does not cure: OpenAI's of
 // prompts and images, and of its policies.
-var lasting = regexp.MustCompile(`^invalid|image|_policy|mismatch|not_found|not_supported`)
+var lasting = lazily(`^invalid|image|_policy|mismatch|not_found|not_supported`)
 
 // unencrypted is how OpenAI refuses to be asked for reasoning that can be sent
 // back.
-var unencrypted = regexp.MustCompile(`(?i)encrypted content is not supported`)
+var unencrypted = lazily(`(?i)encrypted content is not supported`)
 
 // requestID is the server's own name of a request, for a log or a person,
 // whatever it sends.
@@ -198,7 +199,7 @@ func (s said) String() string {
 
 // overflows are how servers say that the context is too long, where the code
 // does not: OpenAI, vLLM, llama.cpp, Ollama and gateways to other providers.
-var overflows = regexp.MustCompile(`(?i)maximum context length|context[ _](length|window|size)|exceeds? the (available|maximum) context|prompt is too long|input is too long|too many (input )?tokens|input token count`)
+var overflows = lazily(`(?i)maximum context length|context[ _](length|window|size)|exceeds? the (available|maximum) context|prompt is too long|input is too long|too many (input )?tokens|input token count`)
 
 // overflow reports whether the context is too long. A body that a proxy finds
 // too large is that too: less of it may pass.
@@ -207,7 +208,7 @@ func (s said) overflow(status int) bool {
 	case http.StatusRequestEntityTooLarge:
 		return true
 	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusInternalServerError:
-		return s.code == "context_length_exceeded" || s.kind == "exceed_context_size_error" || overflows.MatchString(s.message)
+		return s.code == "context_length_exceeded" || s.kind == "exceed_context_size_error" || overflows().MatchString(s.message)
 	}
 	return false
 }
@@ -218,8 +219,8 @@ func (s said) exhausted() bool {
 }
 
 var (
-	htmlTitle = regexp.MustCompile(`(?is)<(?:title|h1)[^>]*>(.*?)</`)
-	htmlTag   = regexp.MustCompile(`(?s)<[^>]*>`)
+	htmlTitle = lazily(`(?is)<(?:title|h1)[^>]*>(.*?)</`)
+	htmlTag   = lazily(`(?s)<[^>]*>`)
 )
 
 // parseError finds what a person may read in the body of an error: JSON in the
@@ -260,10 +261,10 @@ func parseError(body []byte) said {
 	}
 	lower := strings.ToLower(text)
 	if strings.HasPrefix(lower, "<!doctype") || strings.Contains(lower, "<html") || strings.Contains(lower, "<body") {
-		if t := htmlTitle.FindStringSubmatch(text); t != nil {
+		if t := htmlTitle().FindStringSubmatch(text); t != nil {
 			text = t[1]
 		}
-		text = "a web page: " + html.UnescapeString(htmlTag.ReplaceAllString(text, " "))
+		text = "a web page: " + html.UnescapeString(htmlTag().ReplaceAllString(text, " "))
 	}
 	return said{message: readable(text)}
 }
@@ -309,4 +310,10 @@ func redact(s, key string) string {
 		}
 	}
 	return strings.Join(words, " ")
+}
+
+// lazily compiles an expression when it is first asked for: what few processes
+// need costs the start of none.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

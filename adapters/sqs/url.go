@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,12 +19,6 @@ import (
 
 	"github.com/psych-go/psych-go/psych"
 )
-
-// queuePath is an account and the name of a queue.
-var queuePath = regexp.MustCompile(`^/[0-9]{12}/[A-Za-z0-9_-]{1,80}$`)
-
-// regional is a host of SQS itself.
-var regional = regexp.MustCompile(`^sqs(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com|amazonaws\.com\.cn|api\.aws)$`)
 
 // Register makes sqs:QUEUE_URL a URL of Wakers, with the URL of a queue as AWS
 // gives it behind the scheme: sqs:https://sqs.eu-central-1.amazonaws.com/123456789012/wakes.
@@ -47,19 +41,19 @@ func open(ctx context.Context, u *url.URL) (*Waker, error) {
 		local = q.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 	}
 	if err != nil || u.Opaque == "" || u.Fragment != "" || q.User != nil || q.RawQuery != "" || q.Host == "" || q.Scheme != "https" && !(q.Scheme == "http" && local) ||
-		!queuePath.MatchString(strings.TrimSuffix(q.Path, ".fifo")) {
+		!isQueuePath(q.Path) {
 		return nil, fmt.Errorf("sqs: %.300s: want sqs: and behind it the URL of a queue, as in sqs:https://sqs.eu-central-1.amazonaws.com/123456789012/wakes: %w", u.Redacted(), psych.ErrInvalid)
 	}
 	region, hasRegion := params["region"]
 	if hasRegion && region == "" {
 		return nil, fmt.Errorf("sqs: %.300s has an empty region: %w", u.Redacted(), psych.ErrInvalid)
 	}
-	m := regional.FindStringSubmatch(q.Hostname())
-	if m != nil {
-		if hasRegion && region != m[1] {
+	own, isAWS := regionOf(q.Hostname())
+	if isAWS {
+		if hasRegion && region != own {
 			return nil, fmt.Errorf("sqs: %.300s names two regions: %w", u.Redacted(), psych.ErrInvalid)
 		}
-		region = m[1]
+		region = own
 	}
 	// Connections that idled over the freeze of a Lambda function are dead.
 	client := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
@@ -84,9 +78,35 @@ func open(ctx context.Context, u *url.URL) (*Waker, error) {
 		return nil, fmt.Errorf("sqs: %.300s names no region and the environment none: set AWS_REGION or add region=: %w", u.Redacted(), psych.ErrInvalid)
 	}
 	return New(sqs.NewFromConfig(cfg, func(o *sqs.Options) {
-		if m == nil {
+		if !isAWS {
 			endpoint := q.Scheme + "://" + q.Host
 			o.BaseEndpoint = &endpoint
 		}
 	}), q.String(), nil), nil
+}
+
+const (
+	digits  = "0123456789"
+	lower   = "abcdefghijklmnopqrstuvwxyz"
+	letters = lower + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+
+// isQueuePath reports whether path is an account and the name of a queue.
+func isQueuePath(path string) bool {
+	parts := strings.Split(path, "/")
+	if len(parts) != 3 || parts[0] != "" {
+		return false
+	}
+	account, name := parts[1], strings.TrimSuffix(parts[2], ".fifo")
+	return len(account) == 12 && strings.Trim(account, digits) == "" &&
+		name != "" && len(name) <= 80 && strings.Trim(name, letters+digits+"_-") == ""
+}
+
+// regionOf is the region that a host of SQS itself serves.
+func regionOf(host string) (region string, ok bool) {
+	service, rest, _ := strings.Cut(host, ".")
+	region, domain, _ := strings.Cut(rest, ".")
+	ok = (service == "sqs" || service == "sqs-fips") && region != "" && strings.Trim(region, lower+digits+"-") == "" &&
+		slices.Contains([]string{"amazonaws.com", "amazonaws.com.cn", "api.aws"}, domain)
+	return region, ok
 }

@@ -17,7 +17,7 @@ func TestLean(t *testing.T) {
 		return string(out)
 	}
 	lean, all := deps("./testdata/lean"), deps(".")
-	for _, sdk := range []string{"github.com/aws/", "modernc.org/", "github.com/openai/", "github.com/spf13/", "database/sql\n", "net/http\n"} {
+	for _, sdk := range []string{"github.com/aws/", "modernc.org/", "github.com/openai/", "github.com/anthropics/", "github.com/spf13/", "database/sql\n", "net/http\n"} {
 		if strings.Contains(lean, sdk) {
 			t.Errorf("a program on memory alone links %s", sdk)
 		}

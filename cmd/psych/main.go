@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/psych-go/psych-go/adapters/anthropic"
+	"github.com/psych-go/psych-go/adapters/bedrock"
 	"github.com/psych-go/psych-go/adapters/dynamo"
 	"github.com/psych-go/psych-go/adapters/fsblob"
 	"github.com/psych-go/psych-go/adapters/memory"
@@ -62,6 +64,8 @@ func newProgram(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) s
 	sqlite.Register(&p.backends)
 	script.Register(&p.backends)
 	openai.Register(&p.backends, getenv)
+	anthropic.Register(&p.backends, getenv)
+	bedrock.Register(&p.backends)
 	psych.RegisterEnv(&p.backends, getenv)
 	p.models = p.backends.Resolver(getenv("PSYCH_MODEL"))
 	return p

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/psych-go/psych-go/adapters/openai"
+	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -19,9 +20,10 @@ func (p *program) modelCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use:   "check URL",
 		Short: "Makes one small request to a model, and says what came of it",
-		Long: `Makes one small request with a tool to the model at URL (openai:NAME), and says
-whether the server answers, streams, calls the tool and reports what it used. The
-key comes from the environment, as for psych run.
+		Long: `Makes one small request with a tool to the model at URL (openai:NAME,
+anthropic:NAME, bedrock:ID), and says whether the server answers, streams, calls
+the tool and reports what it used. The key comes from the environment, as for
+psych run.
 
 Exit codes: 0 a Run will work, 1 it will not, 2 wrong use.`,
 		Args: arguments(1, "URL of a model"),
@@ -39,15 +41,19 @@ func (p *program) checkModel(ctx context.Context, url string, timeout time.Durat
 	if err != nil {
 		return use("open the model: %w", err)
 	}
-	checker, ok := psych.As[interface {
-		Check(context.Context) ([]openai.Finding, error)
-	}](model)
-	if !ok {
+	if _, ok := psych.As[*script.Model](model); ok {
 		return use("%s: models of this kind can't be checked; it opens", url)
 	}
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	findings, err := checker.Check(timed)
+	var findings []openai.Finding
+	if own, ok := psych.As[interface {
+		Check(context.Context) ([]openai.Finding, error)
+	}](model); ok {
+		findings, err = own.Check(timed)
+	} else {
+		findings, err = askModel(timed, model)
+	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fmt.Errorf("%s does not answer within %v", url, timeout)
 	}

@@ -11,24 +11,31 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/psych-go/psych-go/internal/cachesim"
 	"github.com/psych-go/psych-go/psych"
 )
 
 func (p *program) reportCommand() *cobra.Command {
 	var f storeFlags
 	var asJSON bool
+	var providers []string
 	c := &cobra.Command{
 		Use:   "report [flags] RUN",
 		Short: "Reports what happened in a Run, and what it cost",
 		Long: `Prints the report of the Run with the id RUN, or the one whose id begins so, as
-its log has it now. It needs no model, and disturbs no worker.`,
+its log has it now. It needs no model, and disturbs no worker. With --simulate it
+estimates what a provider's prompt cache would have made of the requests.`,
 		Args: arguments(1, "RUN"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if len(providers) > 0 {
+				return p.reportSimulated(c.Context(), &f, args[0], providers, asJSON)
+			}
 			return p.report(c.Context(), &f, args[0], asJSON)
 		},
 	}
 	f.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
+	c.Flags().StringArrayVar(&providers, "simulate", nil, "estimate cached tokens by the rules of `PROVIDER`: "+cachesim.Names()+"; repeatable")
 	return c
 }
 

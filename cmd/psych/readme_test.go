@@ -108,7 +108,8 @@ func TestReadmeParameters(t *testing.T) {
 	}
 	for scheme, f := range open {
 		u := scheme + "://name/x?nosuch=1"
-		if scheme == "openai" || scheme == "script" {
+		switch scheme {
+		case "anthropic", "bedrock", "openai", "script":
 			u = scheme + ":x?nosuch=1"
 		}
 		err := f(u)

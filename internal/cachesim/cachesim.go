@@ -82,11 +82,10 @@ type Provider struct {
 	rule   func() rule
 }
 
-// Names are what New takes, each with a model where there is none in the name.
-func Names() string {
-	return "anthropic:MODEL, bedrock:MODEL or openai:MODEL"
-}
+// Names are what New takes.
+func Names() string { return "anthropic:MODEL, bedrock:MODEL or openai:MODEL" }
 
+// defaults are the models of names without one.
 var defaults = map[string]string{"anthropic": "claude-sonnet-5", "bedrock": "claude-sonnet-5", "openai": "gpt-5.5"}
 
 // New finds a provider by a URL, as it names a model, with the parameters of

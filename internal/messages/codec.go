@@ -16,13 +16,10 @@ import (
 // codecID names the encoding of this file; it changes when a byte does.
 const codecID = "anthropic-messages/1"
 
-// idOf is codecID with what else decides on the bytes of a history: whether
-// tails are kept in it, and which images are shown.
-func idOf(limits psych.ModelLimits, keeps bool) string {
+// idOf is codecID with which images are shown, unless these are the default
+// ones.
+func idOf(limits psych.ModelLimits) string {
 	id := codecID
-	if keeps {
-		id += "+tails"
-	}
 	if def := DefaultLimits(); !slices.Equal(limits.Images, def.Images) || limits.ImageBytes != def.ImageBytes {
 		id += fmt.Sprintf("+images=%s:%d", strings.Join(limits.Images, ","), limits.ImageBytes)
 	}

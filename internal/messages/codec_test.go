@@ -251,11 +251,11 @@ func TestCodecIDs(t *testing.T) {
 	}{
 		{Options{Model: "claude-haiku-4-5"}, codecID},
 		{Options{Model: "claude-opus-5", CacheTTL: TTL1h, Thinking: "2000", MaxTokens: 9, Limits: &context}, codecID},
-		{Options{Model: "claude-opus-5-5"}, codecID + "+tails"},
-		{Options{Model: "novel", FreeBlocks: true}, codecID + "+tails"},
+		{Options{Model: "claude-opus-5-5"}, codecID},
+		{Options{Model: "novel", FreeBlocks: true}, codecID},
 		{Options{Model: "claude-opus-5", Limits: &psych.ModelLimits{}}, codecID + "+images=:0"},
 		{Options{Model: "claude-opus-5", Limits: &few}, codecID + "+images=image/png:3932160"},
-		{Options{Model: "claude-opus-5-5", Limits: &small}, codecID + "+tails+images=image/png,image/jpeg,image/gif,image/webp,application/pdf:1000"},
+		{Options{Model: "claude-opus-5-5", Limits: &small}, codecID + "+images=image/png,image/jpeg,image/gif,image/webp,application/pdf:1000"},
 	} {
 		f, err := New(c.o)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 )
@@ -54,7 +55,7 @@ func (s Said) Status() int { return statuses[s.Type] }
 
 // overflows are how the context is said to be too long: by the API, by Bedrock,
 // and by gateways to either.
-var overflows = regexp.MustCompile(`(?i)prompt is too long|input is too long|input length and .?max_tokens.? exceed|exceeds? (the )?(maximum )?context|context (limit|length|window)|too many (input )?tokens`)
+var overflows = lazily(`(?i)prompt is too long|input is too long|input length and .?max_tokens.? exceed|exceeds? (the )?(maximum )?context|context (limit|length|window)|too many (input )?tokens`)
 
 // Overflow reports whether the context is too long. A body that is too large is
 // that too: less of it may pass.
@@ -63,7 +64,7 @@ func (s Said) Overflow(status int) bool {
 	case http.StatusRequestEntityTooLarge:
 		return true
 	case 0, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusInternalServerError:
-		return s.Type == "request_too_large" || overflows.MatchString(s.Message)
+		return s.Type == "request_too_large" || overflows().MatchString(s.Message)
 	}
 	return false
 }
@@ -104,8 +105,8 @@ func RetryAfter(h http.Header, now time.Time) time.Duration {
 }
 
 var (
-	htmlTitle = regexp.MustCompile(`(?is)<(?:title|h1)[^>]*>(.*?)</`)
-	htmlTag   = regexp.MustCompile(`(?s)<[^>]*>`)
+	htmlTitle = lazily(`(?is)<(?:title|h1)[^>]*>(.*?)</`)
+	htmlTag   = lazily(`(?s)<[^>]*>`)
 )
 
 // ParseError finds what a person may read in the body of an error, or the data
@@ -142,10 +143,10 @@ func ParseError(body []byte) Said {
 	}
 	lower := strings.ToLower(text)
 	if strings.HasPrefix(lower, "<!doctype") || strings.Contains(lower, "<html") || strings.Contains(lower, "<body") {
-		if t := htmlTitle.FindStringSubmatch(text); t != nil {
+		if t := htmlTitle().FindStringSubmatch(text); t != nil {
 			text = t[1]
 		}
-		text = "a web page: " + html.UnescapeString(htmlTag.ReplaceAllString(text, " "))
+		text = "a web page: " + html.UnescapeString(htmlTag().ReplaceAllString(text, " "))
 	}
 	return Said{Message: Readable(text)}
 }
@@ -188,4 +189,10 @@ func Redact(s, secret string) string {
 		}
 	}
 	return strings.Join(words, " ")
+}
+
+// lazily compiles an expression when it is first asked for: what few processes
+// need costs the start of none.
+func lazily(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

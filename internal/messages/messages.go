@@ -37,7 +37,6 @@ package messages
 import (
 	"fmt"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -129,7 +128,7 @@ func New(o Options) (*Format, error) {
 	if o.Limits != nil {
 		f.codec.limits = *o.Limits
 	}
-	f.codec.id = idOf(f.codec.limits, f.codec.keeps)
+	f.codec.id = idOf(f.codec.limits)
 	return f, nil
 }
 
@@ -222,11 +221,11 @@ const (
 	bound                      // from 5.1 on: its reasoning is bound to all that precedes it
 )
 
-var versions = regexp.MustCompile(`claude-(?:[a-z]+-)??v?(\d+)(?:[-.](\d{1,2}))?(?:[^0-9].*)?$`)
+var versions = lazily(`claude-(?:[a-z]+-)??v?(\d+)(?:[-.](\d{1,2}))?(?:[^0-9].*)?$`)
 
 func generationOf(name string) generation {
 	name = strings.ToLower(name)
-	v := versions.FindStringSubmatch(name)
+	v := versions().FindStringSubmatch(name)
 	if v == nil {
 		switch {
 		case strings.Contains(name, "claude-instant"):

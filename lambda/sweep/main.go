@@ -1,7 +1,9 @@
 // Command sweep is the Lambda function that a schedule calls to find what is
 // due: Runs whose wake was lost or whose worker died, Runs past their retention,
-// leftovers of deleted ones. PSYCH_STORE_URL, PSYCH_BLOB_URL and PSYCH_WAKER_URL
-// name what it works with.
+// leftovers of deleted ones, catalogues of servers of tools that are old.
+// PSYCH_STORE_URL, PSYCH_BLOB_URL and PSYCH_WAKER_URL name what it works with,
+// PSYCH_SECRETS_URL where the credentials of servers are (ssm:///PREFIX or
+// env://), and PSYCH_POLICY_FILE what tenants may use of servers.
 package main
 
 import (
@@ -12,8 +14,10 @@ import (
 	awslambda "github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/psych-go/psych-go/adapters/dynamo"
+	"github.com/psych-go/psych-go/adapters/mcp"
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/sqs"
+	"github.com/psych-go/psych-go/adapters/ssm"
 	"github.com/psych-go/psych-go/lambda"
 	"github.com/psych-go/psych-go/psych"
 )
@@ -24,7 +28,9 @@ func main() {
 	dynamo.Register(&b)
 	s3blob.Register(&b)
 	sqs.Register(&b)
-	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Logger: log})
+	ssm.Register(&b)
+	psych.RegisterEnv(&b, os.Getenv)
+	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Connector: mcp.New(nil), Logger: log})
 	if err != nil {
 		log.Error("init", "err", err)
 		os.Exit(1)

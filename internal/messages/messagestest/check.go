@@ -46,6 +46,16 @@ var (
 // Check returns what is wrong with the body of a request, as the provider would
 // with status 400. Reasoning that [Sign] did not sign is not looked at.
 func Check(body []byte) (*Request, error) {
+	r, err := CheckUnbound(body)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.checkBinding()
+}
+
+// CheckUnbound is Check as models do that bind no reasoning to what precedes
+// it.
+func CheckUnbound(body []byte) (*Request, error) {
 	r := &Request{}
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.UseNumber()
@@ -93,7 +103,7 @@ func Check(body []byte) (*Request, error) {
 	if r.Markers > 4 {
 		return nil, fmt.Errorf("a maximum of 4 blocks with cache_control may be provided, found %d", r.Markers)
 	}
-	return r, r.checkBinding()
+	return r, nil
 }
 
 func (r *Request) checkTool(t map[string]any, names map[string]bool) error {
@@ -274,7 +284,9 @@ const signature = "prefix:"
 // to everything in it but the markers.
 func Sign(body []byte) (string, error) {
 	r := &Request{}
-	if err := json.Unmarshal(body, r); err != nil {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	if err := dec.Decode(r); err != nil {
 		return "", err
 	}
 	return r.sign(len(r.Messages)), nil

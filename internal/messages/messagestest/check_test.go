@@ -64,12 +64,12 @@ func TestCheck(t *testing.T) {
 
 // Reasoning is bound to all that precedes its message but the markers.
 func TestSign(t *testing.T) {
-	first := head + user + "]}"
+	first := strings.Replace(head, `"type":"object"`, `"type":"object","const":1.0`, 1) + user + "]}"
 	signature, err := Sign([]byte(first))
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := head + user + "," + strings.Replace(call, `"signature":"s"`, `"signature":"`+signature+`"`, 1) + "," + done + "]}"
+	next := strings.TrimSuffix(first, "]}") + "," + strings.Replace(call, `"signature":"s"`, `"signature":"`+signature+`"`, 1) + "," + done + "]}"
 	if r, err := Check([]byte(next)); err != nil || r.Dropped != 0 {
 		t.Errorf("unchanged: %+v, %v", r, err)
 	}
@@ -79,6 +79,9 @@ func TestSign(t *testing.T) {
 	changed := strings.Replace(next, `"text":"hi"`, `"text":"ho"`, 1)
 	if _, err := Check([]byte(changed)); err == nil || !strings.Contains(err.Error(), "different conversation") {
 		t.Errorf("changed: %v", err)
+	}
+	if r, err := CheckUnbound([]byte(changed)); err != nil || r.Dropped != 0 {
+		t.Errorf("changed, for a model that binds none: %+v, %v", r, err)
 	}
 	drops := strings.Replace(changed, `"max_tokens":2000`, `"max_tokens":2000,"thinking":{"type":"adaptive","block_binding":{"prefix_mismatch_behavior":"drop_block"}}`, 1)
 	if r, err := Check([]byte(drops)); err != nil || r.Dropped != 1 {
