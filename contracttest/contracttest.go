@@ -1,7 +1,7 @@
 // Package contracttest holds the suites that every adapter of a port of psych
 // passes. A suite is a table of rules, each one sentence of the port's
 // documentation and a check of it, so that it runs in go test (TestStore,
-// TestBlobStore) and outside it ([Run]).
+// TestBlobStore, TestWaker) and outside it ([Run]).
 package contracttest
 
 import (

@@ -291,8 +291,8 @@ func TestLinks(t *testing.T) {
 	const aws, own = "github.com/aws/aws-sdk-go-v2/service/", "github.com/psych-go/psych-go/adapters/"
 	for main, want := range map[string][]string{
 		"api":        {aws + "dynamodb", aws + "s3", aws + "sqs", own + "dynamo", own + "s3blob", own + "sqs"},
-		"turn":       {aws + "bedrockruntime", aws + "dynamodb", aws + "s3", aws + "sqs", own + "anthropic", own + "bedrock", own + "dynamo", own + "openai", own + "s3blob", own + "script", own + "sqs"},
-		"sweep":      {aws + "dynamodb", aws + "s3", aws + "sqs", own + "dynamo", own + "s3blob", own + "sqs"},
+		"turn":       {aws + "bedrockruntime", aws + "dynamodb", aws + "s3", aws + "sqs", aws + "ssm", own + "anthropic", own + "bedrock", own + "dynamo", own + "mcp", own + "openai", own + "s3blob", own + "script", own + "sqs", own + "ssm"},
+		"sweep":      {aws + "dynamodb", aws + "s3", aws + "sqs", aws + "ssm", own + "dynamo", own + "mcp", own + "s3blob", own + "sqs", own + "ssm"},
 		"deadletter": {aws + "dynamodb", aws + "sqs", own + "dynamo", own + "sqs"},
 	} {
 		out, err := exec.Command("go", "list", "-deps", "./"+main).Output()

@@ -243,17 +243,9 @@ func TestFunctionsUnderTheRuntimeInterfaceEmulator(t *testing.T) {
 // where it is invoked.
 func serve(t *testing.T, ctx context.Context, rie, bootstrap string) string {
 	t.Helper()
-	port := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().String()
-	}
-	addr := port()
+	addr := address(t)
 	var log bytes.Buffer
-	cmd := exec.CommandContext(ctx, rie, "--runtime-interface-emulator-address", addr, "--runtime-api-address", port(), bootstrap)
+	cmd := exec.CommandContext(ctx, rie, "--runtime-interface-emulator-address", addr, "--runtime-api-address", address(t), bootstrap)
 	cmd.Env = append(os.Environ(), "AWS_LAMBDA_FUNCTION_TIMEOUT=60")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
@@ -266,12 +258,29 @@ func serve(t *testing.T, ctx context.Context, rie, bootstrap string) string {
 			t.Logf("the emulator and the function:\n%s", log.String())
 		}
 	})
-	for range 200 {
+	return await(t, addr)
+}
+
+// address is one that nothing listens at.
+func address(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// await waits for an emulator at addr, and returns where it is invoked.
+func await(t *testing.T, addr string) string {
+	t.Helper()
+	for range 1000 {
 		if c, err := net.DialTimeout("tcp", addr, time.Second); err == nil {
 			c.Close()
 			return "http://" + addr + "/2015-03-31/functions/function/invocations"
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("nothing listens at %s", addr)
 	return ""

@@ -14,8 +14,45 @@ import (
 	"testing/synctest"
 
 	"github.com/psych-go/psych-go/adapters/memory"
+	"github.com/psych-go/psych-go/contracttest"
 	"github.com/psych-go/psych-go/psych"
 )
+
+// A served is a Waker with drivers that note what they drive.
+type served struct {
+	*memory.Waker
+	mu     sync.Mutex
+	driven []psych.RunKey
+}
+
+func (s *served) drive(_ context.Context, key psych.RunKey) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.driven = append(s.driven, key)
+	return nil
+}
+
+func (s *served) Take(context.Context) ([]psych.RunKey, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.driven
+	s.driven = nil
+	return all, nil
+}
+
+func TestWakerContract(t *testing.T) {
+	contracttest.TestWaker(t, func(t *testing.T) *contracttest.Fixture[contracttest.Wakes] {
+		s := &served{Waker: memory.NewWaker(nil)}
+		ctx, cancel := context.WithCancel(t.Context())
+		var drivers sync.WaitGroup
+		drivers.Go(func() { s.Serve(ctx, 4, s.drive) })
+		t.Cleanup(func() {
+			cancel()
+			drivers.Wait()
+		})
+		return &contracttest.Fixture[contracttest.Wakes]{Port: s}
+	}, nil)
+}
 
 func wakeKey(n int) psych.RunKey { return psych.RunKey{Tenant: "t", RunID: fmt.Sprintf("%032x", n)} }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
+	"github.com/psych-go/psych-go/contracttest"
 	"github.com/psych-go/psych-go/internal/emulators/endpoint"
 	"github.com/psych-go/psych-go/psych"
 )
@@ -50,6 +51,41 @@ func queue(t *testing.T, e endpoint.Endpoint, suffix string) *Waker {
 	}
 	t.Cleanup(func() { w.client.DeleteQueue(context.Background(), &sqs.DeleteQueueInput{QueueUrl: out.QueueUrl}) })
 	return New(w.client, *out.QueueUrl, nil)
+}
+
+// A received is a Waker with a consumer that deletes what it receives.
+type received struct{ *Waker }
+
+func (r received) Take(ctx context.Context) (all []psych.RunKey, err error) {
+	out, err := r.client.ReceiveMessage(ctx, &sqs.ReceiveMessageInput{QueueUrl: &r.queue, MaxNumberOfMessages: 10})
+	if err != nil || len(out.Messages) == 0 {
+		return nil, err
+	}
+	done := &sqs.DeleteMessageBatchInput{QueueUrl: &r.queue}
+	for i, m := range out.Messages {
+		var key psych.RunKey
+		if err := json.Unmarshal([]byte(*m.Body), &key); err != nil {
+			return nil, err
+		}
+		all = append(all, key)
+		done.Entries = append(done.Entries, types.DeleteMessageBatchRequestEntry{Id: aws.String(fmt.Sprint(i)), ReceiptHandle: m.ReceiptHandle})
+	}
+	_, err = r.client.DeleteMessageBatch(ctx, done)
+	return all, err
+}
+
+func TestWakerContract(t *testing.T) {
+	for _, e := range endpoint.SQS(t) {
+		for _, suffix := range []string{"", ".fifo"} {
+			t.Run(e.Name+suffix, func(t *testing.T) {
+				w := queue(t, e, suffix)
+				contracttest.TestWaker(t, func(*testing.T) *contracttest.Fixture[contracttest.Wakes] {
+					open := func(context.Context) (contracttest.Wakes, error) { return received{New(w.client, w.queue, nil)}, nil }
+					return &contracttest.Fixture[contracttest.Wakes]{Port: received{w}, Open: open}
+				}, nil)
+			})
+		}
+	}
 }
 
 // take receives what is in a queue, and deletes it.

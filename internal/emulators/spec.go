@@ -24,7 +24,7 @@ type spec struct {
 var specs = []spec{
 	{
 		name: "moto", version: "5.2.5",
-		env:     []string{endpoint.DynamoPrefix + "MOTO", endpoint.S3Prefix + "MOTO"},
+		env:     []string{endpoint.DynamoPrefix + "MOTO", endpoint.S3Prefix + "MOTO", endpoint.SSMPrefix + "MOTO"},
 		pip:     []string{"moto[server]==5.2.5"},
 		command: func(dir string, port int) ([]string, []string) { return python(dir, motoServer, port), credentials },
 	},
@@ -38,7 +38,7 @@ var specs = []spec{
 	},
 	{
 		name: "ministack", version: "1.5.33",
-		env: []string{endpoint.DynamoPrefix + "MINISTACK", endpoint.S3Prefix + "MINISTACK", endpoint.SQSPrefix + "MINISTACK"},
+		env: []string{endpoint.DynamoPrefix + "MINISTACK", endpoint.S3Prefix + "MINISTACK", endpoint.SQSPrefix + "MINISTACK", endpoint.SSMPrefix + "MINISTACK"},
 		pip: []string{"ministack==1.5.33", "aws-sam-translator==1.115.0", "cryptography==50.0.2"},
 		command: func(dir string, port int) ([]string, []string) {
 			return python(dir, ministackServer, port), append([]string{

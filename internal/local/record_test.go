@@ -25,14 +25,14 @@ type recorder struct {
 
 	mu       sync.Mutex
 	calls    map[call]int
-	requests map[[2]string]int  // by function and operation: PutItem, UploadPart
-	failPart string             // what the key of an object holds whose next part fails, once
-	denied   map[[2]string]bool // function, and what stands in the requests to write that it is refused
+	requests map[[2]string]int     // by function and operation: PutItem, UploadPart
+	failPart string                // what the key of an object holds whose next part fails, once
+	denials  map[[2]string]*denial // by function, and what stands in the requests to write that it is refused
 }
 
 func newRecorder(endpoint string) (*recorder, error) {
 	u, err := url.Parse(endpoint)
-	return &recorder{target: u, names: map[string]string{}, calls: map[call]int{}, requests: map[[2]string]int{}}, err
+	return &recorder{target: u, names: map[string]string{}, calls: map[call]int{}, requests: map[[2]string]int{}, denials: map[[2]string]*denial{}}, err
 }
 
 // listen returns where a function finds the services.
@@ -99,10 +99,17 @@ func (r *recorder) fails(q *http.Request) bool {
 func (r *recorder) deny(function, holding string, on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.denied == nil {
-		r.denied = map[[2]string]bool{}
-	}
-	r.denied[[2]string{function, holding}] = on
+	r.denials[[2]string{function, holding}] = &denial{on: on}
+}
+
+// A denial is one that is in force, and whether it was met.
+type denial struct{ on, met bool }
+
+// refused reports whether a request was refused since deny said so.
+func (r *recorder) refused(function, holding string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.denials[[2]string{function, holding}].met
 }
 
 func (r *recorder) refuses(q *http.Request, function string) bool {
@@ -111,8 +118,9 @@ func (r *recorder) refuses(q *http.Request, function string) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for k, on := range r.denied {
-		if on && k[0] == function && bytes.Contains(bodyOf(q), []byte(k[1])) {
+	for k, d := range r.denials {
+		if d.on && k[0] == function && bytes.Contains(bodyOf(q), []byte(k[1])) {
+			d.met = true
 			return true
 		}
 	}

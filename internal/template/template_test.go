@@ -32,6 +32,7 @@ var given = map[string]string{"Issuer": "https://issuer.example", "Audience": "p
 // everything is one with each optional part.
 var everything = map[string]string{
 	"Issuer": "https://issuer.example", "Audience": "psych", "Model": "openai:some", "OpenAIKey": "psych/openai", "OpenAIServer": "https://models.example/v1",
+	"AnthropicKey": "psych/anthropic", "BedrockModels": "arn:aws:bedrock:eu-central-1::foundation-model/some,arn:aws:bedrock:eu-central-1:123456789012:inference-profile/other", "SecretsPath": "psych/prod",
 	"AlarmTopic": "arn:aws:sns:eu-central-1:123456789012:alarms", "Key": "arn:aws:kms:eu-central-1:123456789012:key/1", "CorsOrigins": "https://a.example,https://b.example",
 	"Subnets": "subnet-1,subnet-2", "SecurityGroups": "sg-1",
 }
@@ -185,6 +186,8 @@ var rules = []rule{
 		{"Role: !GetAtt SweepRole.Arn", "Role: !GetAtt TurnRole.Arn"},
 		{"                Resource: !GetAtt SweepLog.Arn", "                Resource: !GetAtt TurnLog.Arn"},
 		{"                  Resource: !Ref Key\n", "                  Resource: \"*\"\n"},
+		{"parameter/${SecretsPath}/*", "parameter/*"},
+		{"Resource: !Ref BedrockModels", "Resource: \"*\""},
 		{"sts:AssumeRole", "sts:*"},
 		{"Service: lambda.amazonaws.com", "AWS: \"*\""},
 	}},
@@ -408,16 +411,23 @@ func recursion(d *deployment) (p problems) {
 // where it is not for all, with the reason. A function without a reason needs
 // them.
 var unset = map[string]map[string]string{
-	"AWS_ACCESS_KEY_ID":           {"": "Lambda sets it"},
-	"AWS_LAMBDA_FUNCTION_TIMEOUT": {"": "it is for emulators that send no deadline"},
-	"OPENAI_ORG_ID":               {"": "a key of one organisation needs none"},
-	"OPENAI_PROJECT_ID":           {"": "a key of one project needs none"},
-	"PSYCH_BLOB_URL":              {"DeadLetterFunction": "it closes exchanges, and reads no blob"},
-	"PSYCH_MODEL":                 {"ApiFunction": "it drives nothing", "SweepFunction": "it drives nothing", "DeadLetterFunction": "it drives nothing"},
-	"PSYCH_RETENTION_DAYS":        {"TurnFunction": "it creates no Runs", "SweepFunction": "it creates no Runs", "DeadLetterFunction": "it creates no Runs"},
-	"PSYCH_PRINCIPAL_CLAIM":       {"": "sub, which every token has"},
-	"PSYCH_SECRETS_URL":           {"": "the mains link no connector that would ask for one"},
-	"PSYCH_SECRET_":               {"": "the beginning of what PSYCH_SECRETS_URL names"},
+	"ANTHROPIC_BASE_URL":               {"": "anthropic: is Anthropic's own"},
+	"AWS_ACCESS_KEY_ID":                {"": "Lambda sets it"},
+	"AWS_ENDPOINT_URL":                 {"": "it is for emulators"},
+	"AWS_ENDPOINT_URL_BEDROCK_RUNTIME": {"": "it is for emulators"},
+	"AWS_LAMBDA_FUNCTION_TIMEOUT":      {"": "it is for emulators that send no deadline"},
+	"LC_ALL":                           {"": "programs that are servers of tools inherit it, and functions start none"},
+	"LC_CTYPE":                         {"": "as LC_ALL"},
+	"OPENAI_ORG_ID":                    {"": "a key of one organisation needs none"},
+	"OPENAI_PROJECT_ID":                {"": "a key of one project needs none"},
+	"PSYCH_BLOB_URL":                   {"DeadLetterFunction": "it closes exchanges, and reads no blob"},
+	"PSYCH_MODEL":                      {"ApiFunction": "it drives nothing", "SweepFunction": "it drives nothing", "DeadLetterFunction": "it drives nothing"},
+	"PSYCH_POLICY_FILE":                {"": "a file stands in no artefact, unless a deployment of one's own puts it there"},
+	"PSYCH_PRICES":                     {"": "as PSYCH_POLICY_FILE"},
+	"PSYCH_PRINCIPAL_CLAIM":            {"": "sub, which every token has"},
+	"PSYCH_RETENTION_DAYS":             {"TurnFunction": "it creates no Runs", "SweepFunction": "it creates no Runs", "DeadLetterFunction": "it creates no Runs"},
+	"PSYCH_SECRETS_URL":                {"ApiFunction": "it calls no servers of tools", "DeadLetterFunction": "it calls no servers of tools"},
+	"PSYCH_SECRET_":                    {"": "the beginning of what env:// as PSYCH_SECRETS_URL names"},
 }
 
 func environment(d *deployment) (p problems) {
@@ -474,6 +484,7 @@ var forms = map[string]string{
 	"PSYCH_BLOB_URL":       `s3://⟨Blobs⟩\?expected_owner=123456789012`,
 	"PSYCH_WAKER_URL":      `sqs:⟨Wakes⟩`,
 	"PSYCH_DEADLETTER_URL": `sqs:⟨DeadLetters⟩`,
+	"PSYCH_SECRETS_URL":    `ssm:///psych/prod`,
 }
 
 var variableName = regexp.MustCompile(`^[A-Z][A-Z0-9]*_[A-Z0-9_]+$`)
@@ -877,6 +888,12 @@ func grants(d *deployment) (p problems) {
 				p.add("%s: %s permits %s", role.ID, g.Sid, g.Action)
 			case g.Resource == "*" && !slices.Contains(anywhere, g.Action):
 				p.add("%s: %s permits %s on everything", role.ID, g.Sid, g.Action)
+			case strings.HasPrefix(g.Action, "ssm:"):
+				want(&p, role.ID+": its secrets", g.Resource, "arn:aws:ssm:eu-central-1:123456789012:parameter/psych/prod/*")
+			case strings.HasPrefix(g.Action, "bedrock:"):
+				if !strings.Contains(","+everything["BedrockModels"]+",", ","+g.Resource+",") {
+					p.add("%s may ask the model %s", role.ID, g.Resource)
+				}
 			case g.Resource == "*", g.Resource == "⟨Blobs.Arn⟩/*", g.Resource == everything["Key"], indexes[g.Resource]:
 			case named == nil:
 				p.add("%s: %s permits %s on %s, which is none of the stack", role.ID, g.Sid, g.Action, g.Resource)
@@ -922,6 +939,11 @@ var options = []struct {
 	}},
 	{[]string{"OpenAIKey"}, []setting{{"TurnFunction", "Environment.Variables.OPENAI_API_KEY", "{{resolve:secretsmanager:psych/openai}}"}}},
 	{[]string{"OpenAIServer"}, []setting{{"TurnFunction", "Environment.Variables.OPENAI_BASE_URL", everything["OpenAIServer"]}}},
+	{[]string{"AnthropicKey"}, []setting{{"TurnFunction", "Environment.Variables.ANTHROPIC_API_KEY", "{{resolve:secretsmanager:psych/anthropic}}"}}},
+	{[]string{"SecretsPath"}, []setting{
+		{"TurnFunction", "Environment.Variables.PSYCH_SECRETS_URL", "ssm:///psych/prod"},
+		{"SweepFunction", "Environment.Variables.PSYCH_SECRETS_URL", "ssm:///psych/prod"},
+	}},
 	{[]string{"AlarmTopic"}, []setting{{"TurnErrors", "AlarmActions", "[" + everything["AlarmTopic"] + "]"}}},
 }
 
@@ -962,7 +984,7 @@ func optional(d *deployment) (p problems) {
 			p.add("%v", err)
 		}
 		for _, g := range all {
-			if strings.HasPrefix(g.Action, "kms:") || strings.HasPrefix(g.Action, "ec2:") {
+			if service, _, _ := strings.Cut(g.Action, ":"); slices.Contains([]string{"bedrock", "ec2", "kms", "ssm"}, service) {
 				p.add("%s may do %s, and nobody asked for it", f.ID, g.Action)
 			}
 		}

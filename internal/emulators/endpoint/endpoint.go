@@ -15,6 +15,7 @@ const (
 	DynamoPrefix = "PSYCH_TEST_DYNAMO_"
 	S3Prefix     = "PSYCH_TEST_S3_"
 	SQSPrefix    = "PSYCH_TEST_SQS_"
+	SSMPrefix    = "PSYCH_TEST_SSM_"
 
 	RIE = "PSYCH_TEST_RIE" // path of the Lambda Runtime Interface Emulator
 
@@ -50,6 +51,12 @@ func S3(t testing.TB) []Endpoint {
 func SQS(t testing.TB) []Endpoint {
 	t.Helper()
 	return endpoints(t, SQSPrefix, "ministack")
+}
+
+// SSM returns those of the Parameter Store of Systems Manager.
+func SSM(t testing.TB) []Endpoint {
+	t.Helper()
+	return endpoints(t, SSMPrefix, "ministack", "moto")
 }
 
 // Runtime returns the path of the Lambda Runtime Interface Emulator, and skips

@@ -20,6 +20,7 @@ import (
 	awslambda "github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/psych-go/psych-go/adapters/dynamo"
+	"github.com/psych-go/psych-go/adapters/mcp"
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/adapters/sqs"
@@ -29,10 +30,6 @@ import (
 )
 
 var dir = os.Getenv("PSYCH_TEST_DIR")
-
-// lease is short, so that a test need not wait for long for one of a process that
-// was killed.
-const lease = 15 * time.Second
 
 // dieAt kills the process if a file says so, and removes the file.
 func dieAt(point string) {
@@ -81,6 +78,15 @@ var tools = []*psych.Tool{
 			return "", ctx.Err()
 		}
 	}, &psych.ToolOptions{Idempotent: true}),
+}
+
+// secret reads a credential from a file, so that a test can rotate it.
+func secret(name string) string {
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return ""
+	}
+	return string(b)
 }
 
 // A store dies behind an append.
@@ -139,7 +145,16 @@ func serve(log *slog.Logger) error {
 		m, err := real.Models.Open(ctx, u.String())
 		return model{m, strings.TrimSuffix(filepath.Base(u.Opaque+u.Path), ".yaml")}, err
 	})
-	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{Logger: log, Tools: tools, LeaseTTL: lease})
+	lease := time.Duration(0)
+	if s := os.Getenv("PSYCH_TEST_LEASE"); s != "" {
+		var err error
+		if lease, err = time.ParseDuration(s); err != nil {
+			return err
+		}
+	}
+	p, err := lambda.Open(context.Background(), &b, os.Getenv, &psych.Options{
+		Logger: log, Tools: tools, LeaseTTL: lease, Connector: mcp.New(nil), Secrets: psych.EnvSecrets(secret, ""),
+	})
 	if err != nil {
 		return err
 	}
