@@ -78,7 +78,7 @@ func (w *wakerCheck) keys(n int) []psych.RunKey {
 func (w *wakerCheck) take(ctx context.Context) (bool, error) {
 	keys, err := w.Take(ctx)
 	if err != nil {
-		return false, fmt.Errorf("Take: %w", err)
+		return false, fmt.Errorf("method Take: %w", err)
 	}
 	for _, key := range keys {
 		if slices.Contains(w.tenants, key.Tenant) {
@@ -137,7 +137,7 @@ func (w *wakerCheck) others(want []psych.RunKey) int {
 // wake wakes keys and expects them.
 func (w *wakerCheck) wake(ctx context.Context, keys ...psych.RunKey) error {
 	if err := w.Wake(ctx, keys...); err != nil {
-		return fmt.Errorf("Wake of %d keys: %w", len(keys), err)
+		return fmt.Errorf("method Wake of %d keys: %w", len(keys), err)
 	}
 	return w.expect(ctx, keys...)
 }
@@ -155,7 +155,7 @@ func wakeMany(ctx context.Context, w *wakerCheck) error { return w.wake(ctx, w.k
 
 func wakeNone(ctx context.Context, w *wakerCheck) error {
 	if err := w.Wake(ctx); err != nil {
-		return fmt.Errorf("Wake: %w", err)
+		return fmt.Errorf("method Wake: %w", err)
 	}
 	return w.expect(ctx)
 }
@@ -196,7 +196,7 @@ func wakeIllegalKey(ctx context.Context, w *wakerCheck) error {
 		keys := w.keys(12)
 		for _, at := range []int{0, 5, len(keys)} {
 			if err := w.Wake(ctx, slices.Insert(slices.Clone(keys), at, bad)...); !errors.Is(err, psych.ErrInvalid) {
-				return fmt.Errorf("Wake with the key %q among others: got error %v, want one that matches ErrInvalid", bad, err)
+				return fmt.Errorf("method Wake with the key %q among others: got error %v, want one that matches ErrInvalid", bad, err)
 			}
 			if err := w.expect(ctx, keys...); err != nil {
 				return fmt.Errorf("beside the key %q: %w", bad, err)
@@ -210,12 +210,12 @@ func wakeContextEnded(ctx context.Context, w *wakerCheck) error {
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	if err := w.Wake(cancelled, w.keys(1)...); !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("Wake with a context that was cancelled: got error %v, want one that matches %v", err, context.Canceled)
+		return fmt.Errorf("method Wake with a context that was cancelled: got error %v, want one that matches %v", err, context.Canceled)
 	}
 	late, cancel := context.WithDeadline(ctx, time.Unix(0, 0))
 	defer cancel()
 	if err := w.Wake(late, w.keys(12)...); !errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("Wake with a context whose time was over: got error %v, want one that matches %v", err, context.DeadlineExceeded)
+		return fmt.Errorf("method Wake with a context whose time was over: got error %v, want one that matches %v", err, context.DeadlineExceeded)
 	}
 	// The Waker is as before.
 	return w.wake(ctx, w.keys(1)...)
@@ -225,10 +225,10 @@ func wakeKeepsNothing(ctx context.Context, w *wakerCheck) error {
 	keys := w.keys(12)
 	given := slices.Clone(keys)
 	if err := w.Wake(ctx, given...); err != nil {
-		return fmt.Errorf("Wake: %w", err)
+		return fmt.Errorf("method Wake: %w", err)
 	}
 	if !slices.Equal(given, keys) {
-		return errors.New("Wake changed the keys that it was given")
+		return errors.New("method Wake changed the keys that it was given")
 	}
 	copy(given, w.keys(len(given)))
 	return w.expect(ctx, keys...)
@@ -249,7 +249,7 @@ func wakeConcurrent(ctx context.Context, w *wakerCheck) error {
 	close(begin)
 	wakers.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("Wake: %w", err)
+		return fmt.Errorf("method Wake: %w", err)
 	}
 	return w.expect(ctx, keys...)
 }
@@ -261,7 +261,7 @@ func wakeElsewhere(ctx context.Context, w *wakerCheck) error {
 	}
 	keys := w.keys(12)
 	if err := other.Wake(ctx, keys...); err != nil {
-		return fmt.Errorf("Wake by the second handle: %w", err)
+		return fmt.Errorf("method Wake by the second handle: %w", err)
 	}
 	return w.expect(ctx, keys...)
 }

@@ -315,7 +315,7 @@ func (r *resolver) call(name string, arg any) (any, error) {
 	case "Fn::Sub":
 		s, ok := arg.(string)
 		if !ok {
-			return nil, fmt.Errorf("Sub %v: want one text", arg)
+			return nil, fmt.Errorf("!Sub %v: want one text", arg)
 		}
 		return r.sub(s)
 	}
@@ -379,7 +379,7 @@ func (r *resolver) ref(name string) (any, error) {
 		return v, nil
 	}
 	if r.t.Resources[name] == nil {
-		return nil, fmt.Errorf("Ref %s: there is no such parameter or resource", name)
+		return nil, fmt.Errorf("!Ref %s: there is no such parameter or resource", name)
 	}
 	return "⟨" + name + "⟩", nil
 }
@@ -415,7 +415,7 @@ func (r *resolver) sub(s string) (any, error) {
 			v, err = r.ref(name)
 		}
 		if err != nil && failed == nil {
-			failed = fmt.Errorf("Sub %q: %w", s, err)
+			failed = fmt.Errorf("!Sub %q: %w", s, err)
 		}
 		return text(v)
 	})
