@@ -179,7 +179,11 @@ func (d *driver) job(b *batch, c *call) (*job, *ToolCallFinished) {
 	}
 	to, err := d.reach(c.asked.Name, args)
 	if err != nil {
-		return nil, failure(c.id, codeOf(err), err)
+		e := failure(c.id, codeOf(err), err)
+		if d.owns(c.asked.Name) {
+			e.Tool = c.asked.Name
+		}
+		return nil, e
 	}
 	j := &job{call: c, tool: to.tool, safe: to.remote && to.tool.idempotent()}
 	name := c.asked.Name

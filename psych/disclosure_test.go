@@ -423,3 +423,32 @@ steps:
 		t.Errorf("medium was called with %q", got)
 	}
 }
+
+// A tool of the strategy's own that a call went nowhere through is no tool that
+// fails: what goes through it to a tool of the server's goes on.
+func TestStreakOfOwnTools(t *testing.T) {
+	n := newNetwork()
+	c := n.add("medium", remoteTools("medium", 40, 300)...)
+	h := newHarness(t, `
+steps:
+- calls: [{name: medium__call, arguments: {tool: nothing, input: {}}}]
+- calls: [{name: medium__call, arguments: {tool: nothing, input: {}}}]
+- calls: [{name: medium__call, arguments: {tool: medium_0001, input: {text: a}}}]
+- calls: [{name: medium__call, arguments: {tool: nothing, input: {}}}]
+- calls: [{name: medium__call, arguments: {tool: medium_0002, input: {text: a}}}]
+  forbid: ['Withheld']
+- text: done
+  forbid: ['Withheld']
+`)
+	h.spec.Disclosure.Strategy = "facade"
+	h.withServers(n, c)
+	rep := h.run()
+	if rep.Status != psych.StatusCompleted {
+		t.Fatalf("%s: %+v", rep.Status, rep.Exchanges)
+	}
+	for i, want := range []string{" unknown_tool", " unknown_tool", "medium__medium_0001 ", " unknown_tool", "medium__medium_0002 "} {
+		if got := rep.ToolCalls[i].Tool + " " + rep.ToolCalls[i].Code; got != want {
+			t.Errorf("call %d: %q, want %q", i+1, got, want)
+		}
+	}
+}

@@ -558,7 +558,7 @@ func (s *state) countStreaks(b *batch) {
 	for _, c := range b.calls {
 		name := c.name()
 		switch {
-		case isBuiltIn(name) || c.done.Code == CodeCut || c.done.Code == CodeWithheld:
+		case isBuiltIn(name) || c.wentNowhere() || c.done.Code == CodeCut || c.done.Code == CodeWithheld:
 		case c.done.Outcome == Succeeded:
 			delete(x.streaks, name)
 			failed[name] = nil
@@ -598,6 +598,10 @@ func (c *call) name() string {
 	}
 	return c.asked.Name
 }
+
+// wentNowhere reports whether it asked for a tool that goes to others, and
+// reached none: none has failed.
+func (c *call) wentNowhere() bool { return c.tool != "" && c.tool == c.asked.Name }
 
 // withheldNews begins the line that tells of a withheld tool.
 const withheldNews = "Withheld: "

@@ -72,10 +72,10 @@ func (d *driver) reach(name string, args json.RawMessage) (*reach, error) {
 	case readToolName:
 		return &reach{tool: d.metaTool(name, d.set, readToolOf), args: args}, nil
 	}
-	ref, ok := d.opened.eagerTool(name)
-	if !ok && slices.ContainsFunc(d.opened.Tools, func(def ToolDef) bool { return def.Name == name }) {
+	if d.owns(name) {
 		return d.reachThrough(name, args)
 	}
+	ref, ok := d.opened.eagerTool(name)
 	if !ok {
 		ref, ok = d.set.named(name) // listed, and called as if it were shown
 	}
@@ -83,6 +83,15 @@ func (d *driver) reach(name string, args json.RawMessage) (*reach, error) {
 		return nil, d.unknown(name)
 	}
 	return d.remote(ref, args)
+}
+
+// owns reports whether a name is that of a tool of the strategy's own.
+func (d *driver) owns(name string) bool {
+	if d.opened == nil || d.tool(name) != nil {
+		return false
+	}
+	_, eager := d.opened.eagerTool(name)
+	return !eager && slices.ContainsFunc(d.opened.Tools, func(def ToolDef) bool { return def.Name == name })
 }
 
 // A reachError says why a call goes nowhere.

@@ -17,14 +17,14 @@ type Wire struct {
 
 // ModelLimits are what a provider refuses; zero is no limit.
 type ModelLimits struct {
-	Tools           int    // number of tools
-	ToolName        int    // characters of a tool's name
-	ToolDescription int    // characters of a tool's description
-	PropertyName    string // a regular expression that the names of a tool's own arguments match; "" is any
-	ContextTokens   int
+	Tools           int    `json:"tools,omitempty"`            // number of tools
+	ToolName        int    `json:"tool_name,omitempty"`        // characters of a tool's name
+	ToolDescription int    `json:"tool_description,omitempty"` // characters of a tool's description
+	PropertyName    string `json:"property_name,omitempty"`    // a regular expression that the names of a tool's own arguments match; "" is any
+	ContextTokens   int    `json:"context_tokens,omitempty"`
 
-	Images     []string // content types of images that a message may hold; none: the model is told of them in text
-	ImageBytes int      // of one image, before any encoding
+	Images     []string `json:"images,omitempty"`      // content types of images that a message may hold; none: the model is told of them in text
+	ImageBytes int      `json:"image_bytes,omitempty"` // of one image, before any encoding
 }
 
 // A Codec encodes the parts of a request for one provider. Each method is a

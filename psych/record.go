@@ -150,7 +150,7 @@ type ToolCallFinished struct {
 	Call         string       `json:"call"`
 	Outcome      ToolOutcome  `json:"outcome"`
 	Code         string       `json:"code,omitempty"` // of a failure that Psych names
-	Tool         string       `json:"tool,omitempty"` // as in ToolCallStarted, where there is none
+	Tool         string       `json:"tool,omitempty"` // as in ToolCallStarted, where there is none; what was asked for itself, where it goes to others and this call to none
 	Page         bool         `json:"page,omitempty"` // of a reader: its result is bounded already, and never elided
 	Result       Payload      `json:"result"`
 	Attachments  []Attachment `json:"attachments,omitempty"`

@@ -299,7 +299,9 @@ func (rep *reporter) add(s *state, rec *Record) {
 		}
 	case *ToolCallFinished:
 		row := &rep.ToolCalls[rep.rows[e.Call]]
-		row.Tool = s.call(e.Call).tool
+		if c := s.call(e.Call); !c.wentNowhere() {
+			row.Tool = c.tool
+		}
 		row.Outcome, row.Code, row.Milliseconds = string(e.Outcome), e.Code, e.Milliseconds
 		row.ResultBytes, row.Offloaded = e.Result.Size, e.Result.Ref != nil
 		if row.Offloaded {
@@ -543,18 +545,31 @@ func shorten(s string, n int) string {
 }
 
 // Printable is s with control characters but tab and newline shown as \x1b and
-// the like, so that what a tool or model sent can't drive a terminal.
+// the like, and with those that reorder a line or begin one as \u202e, so that
+// what a tool or model sent can't drive a terminal, nor look like other text.
 func Printable(s string) string {
-	clean := func(r rune) bool { return r >= ' ' && r != 0x7f && !(r >= 0x80 && r < 0xa0) || r == '\n' || r == '\t' }
+	clean := func(r rune) bool {
+		switch {
+		case r == '\n' || r == '\t':
+			return true
+		case r < ' ', r >= 0x7f && r < 0xa0, r >= 0x2028 && r <= 0x202e, r >= 0x2066 && r <= 0x2069:
+			return false
+		}
+		return true
+	}
+	s = strings.ToValidUTF8(s, "\ufffd") // a byte by itself is a control to some terminals
 	if strings.IndexFunc(s, func(r rune) bool { return !clean(r) }) < 0 {
 		return s
 	}
 	var b strings.Builder
 	for _, r := range s {
-		if clean(r) {
+		switch {
+		case clean(r):
 			b.WriteRune(r)
-		} else {
+		case r < 0x100:
 			fmt.Fprintf(&b, "\\x%02x", r)
+		default:
+			fmt.Fprintf(&b, "\\u%04x", r)
 		}
 	}
 	return b.String()

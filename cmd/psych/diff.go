@@ -71,7 +71,7 @@ func (p *program) diffTools(ctx context.Context, f *toolsFlags, before, after st
 		}
 	}
 	if f.json {
-		return p.printJSON(slices.Concat([]catalogDiff{}, diffs))
+		return p.printJSON(append([]catalogDiff{}, diffs...))
 	}
 	n := 0
 	for _, d := range diffs {

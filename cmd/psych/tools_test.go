@@ -140,6 +140,9 @@ func TestToolsJSON(t *testing.T) {
 		t.Errorf("a definition: %v", read)
 	}
 	var diffs []catalogDiff
+	if got := psychIn("", nil, "tools", "diff", "--json", filepath.Join(toolsData, "catalogue.json"), filepath.Join(toolsData, "catalogue.json")); got.stdout != "[]\n" {
+		t.Errorf("psych tools diff --json of a file with itself printed %q", got.stdout)
+	}
 	got := psychIn("", nil, "tools", "diff", "--json", filepath.Join(toolsData, "catalogue.json"), filepath.Join(toolsData, "later.json"))
 	if err := json.Unmarshal([]byte(got.stdout), &diffs); err != nil || len(diffs) != 3 || diffs[2].Server != "workshop" || !slices.Equal(diffs[2].Added, []string{"sharpen"}) || !slices.Equal(diffs[2].Removed, []string{"set_torque"}) || !slices.Equal(diffs[2].Changed, []string{"order_screws"}) {
 		t.Errorf("psych tools diff --json: %v\n%s", err, got.stdout)

@@ -550,3 +550,30 @@ func generated(servers, tools int) []testServer {
 	}
 	return all
 }
+
+// However many tools match the same, and have one name but for its signs: what
+// listing all of them takes grows with how many they are, and not with the
+// square.
+func TestListingAll(t *testing.T) {
+	for what, name := range map[string]func(i int) string{
+		"names of their own": func(i int) string { return fmt.Sprintf("paint_%05d", i) },
+		"one name but for its signs": func(i int) string {
+			return strings.NewReplacer("0", "-", "1", "_").Replace(fmt.Sprintf("p%014ba", i))
+		},
+	} {
+		const n = 10_000
+		tools := make([]Tool, n)
+		for i := range tools {
+			tools[i] = Tool{Name: name(i), Text: "Paints a fence."}
+		}
+		s := &search{repeats: map[string]int{}}
+		r := s.search(build([]testServer{{"a", "", tools}, {"b", "", tools[:n/2]}}), "fence", Options{})
+		if len(r.Hits) != n+n/2 {
+			t.Fatalf("%s: %d hits", what, len(r.Hits))
+		}
+		if s.compared > 500*n {
+			t.Errorf("%s: %d comparisons for %d hits", what, s.compared, len(r.Hits))
+		}
+		t.Logf("%s: %d comparisons", what, s.compared)
+	}
+}

@@ -61,6 +61,10 @@ type Hit struct {
 func Search(segments []*Segment, query string, o Options) Result {
 	s := searches.Get().(*search)
 	defer s.end()
+	return s.search(segments, query, o)
+}
+
+func (s *search) search(segments []*Segment, query string, o Options) Result {
 	s.begin(segments, o.Permit)
 	query = clip(strings.TrimSpace(query), maxQuery)
 	s.parse(query)
@@ -107,9 +111,11 @@ type search struct {
 	clause   []float64 // by tool: its score for the clause at hand
 	inClause []float64 // by tool: its name's
 
-	heap    []candidate
-	repeats map[string]int // by key of a name: tools that were listed
-	listed  []int          // by segment: tools that were listed
+	heap     []candidate    // of each segment in a row
+	spans    []span         // those of heap that have candidates left
+	repeats  map[string]int // by key of a name: tools that were listed
+	listed   []int          // by segment: tools that were listed
+	compared int            // candidates, two at a time
 }
 
 // ref is where the postings of a term are.
@@ -152,8 +158,9 @@ func (s *search) begin(segments []*Segment, permit func(segment, tool int) bool)
 	s.clause, s.inClause = zeroed(s.clause, n), zeroed(s.inClause, n)
 	s.ranks = zeroed(s.ranks, n)
 	s.live, s.listed = zeroed(s.live, len(segments)), zeroed(s.listed, len(segments))
-	s.clauses, s.variants, s.heap = s.clauses[:0], s.variants[:0], s.heap[:0]
-	s.possible, s.all = 0, 0
+	s.clauses, s.variants = s.clauses[:0], s.variants[:0]
+	s.heap, s.spans = s.heap[:0], s.spans[:0]
+	s.possible, s.all, s.compared = 0, 0, 0
 
 	var sums [fields]int
 	for i, seg := range segments {
@@ -360,19 +367,24 @@ func names(words string, seg *Segment, e *entry) bool {
 // A candidate is a tool that matches. Those of a name that was listed, and
 // those of a server that was listed, come behind others with the same score.
 type candidate struct {
-	segment, tool   int
-	rank            rank
-	full, score     int // the score, and what repeats leave of it
-	repeats, listed int // as they were when the score was made
+	segment, tool int
+	rank          rank
+	full, score   int // the score, and what repeats leave of it
+	repeats       int // as they were when the score was made
 }
 
-// collect makes a heap of the tools that match.
+// A span is the candidates of one segment, which are a heap.
+type span struct{ from, to int }
+
+// collect makes a heap of the tools that match for each segment, and a heap of
+// these: that a tool is listed moves its segment as a whole, and no other.
 func (s *search) collect() {
 	for i, seg := range s.segments {
 		best := 0.0
 		for t := s.base[i]; t < s.base[i+1]; t++ {
 			best = max(best, s.scores[t])
 		}
+		from := len(s.heap)
 		for j, e := range seg.tools {
 			t := s.base[i] + j
 			if s.scores[t] == 0 && s.ranks[t] == unnamed {
@@ -390,13 +402,15 @@ func (s *search) collect() {
 			score := int(math.Round(1000 * x))
 			s.heap = append(s.heap, candidate{segment: i, tool: j, rank: s.ranks[t], full: score, score: score})
 		}
+		if to := len(s.heap); from < to {
+			s.spans = append(s.spans, span{from, to})
+			order(s.heap[from:to], s.before)
+		}
 	}
-	for i := len(s.heap)/2 - 1; i >= 0; i-- {
-		s.sink(i)
-	}
+	order(s.spans, s.spanBefore)
 }
 
-// list takes the best from the heap.
+// list takes the best from the heaps.
 func (s *search) list(offset, limit int) []Hit {
 	n := len(s.heap) - min(offset, len(s.heap))
 	if limit > 0 {
@@ -407,15 +421,17 @@ func (s *search) list(offset, limit int) []Hit {
 	}
 	hits := make([]Hit, 0, n)
 	for len(hits) < n {
-		c := &s.heap[0]
+		first := &s.spans[0]
+		own := s.heap[first.from:first.to]
+		c := &own[0]
 		key := s.segments[c.segment].tools[c.tool].key
-		repeats, listed := s.repeats[key], s.listed[c.segment]
-		if c.repeats != repeats || c.listed != listed {
-			c.repeats, c.listed = repeats, listed
+		if repeats := s.repeats[key]; c.repeats != repeats {
+			c.repeats = repeats
 			if c.rank == unnamed {
 				c.score = int(math.Round(float64(c.full) * math.Pow(byRepeat, float64(repeats))))
 			}
-			s.sink(0)
+			sink(own, 0, s.before)
+			sink(s.spans, 0, s.spanBefore)
 			continue
 		}
 		if offset > 0 {
@@ -425,41 +441,56 @@ func (s *search) list(offset, limit int) []Hit {
 		}
 		s.repeats[key]++
 		s.listed[c.segment]++
-		last := len(s.heap) - 1
-		s.heap[0] = s.heap[last]
-		s.heap = s.heap[:last]
-		s.sink(0)
+		*c = own[len(own)-1]
+		first.to--
+		if own = own[:len(own)-1]; len(own) > 0 {
+			sink(own, 0, s.before)
+		} else {
+			*first = s.spans[len(s.spans)-1]
+			s.spans = s.spans[:len(s.spans)-1]
+		}
+		sink(s.spans, 0, s.spanBefore)
 	}
 	return hits
 }
 
-// sink restores the heap where the candidate at i may be too high.
-func (s *search) sink(i int) {
+// order makes a heap.
+func order[T any](heap []T, before func(a, b *T) bool) {
+	for i := len(heap)/2 - 1; i >= 0; i-- {
+		sink(heap, i, before)
+	}
+}
+
+// sink restores the heap where what is at i may be too high.
+func sink[T any](heap []T, i int, before func(a, b *T) bool) {
 	for {
 		child := 2*i + 1
-		if child >= len(s.heap) {
+		if child >= len(heap) {
 			return
 		}
-		if child+1 < len(s.heap) && s.before(&s.heap[child+1], &s.heap[child]) {
+		if child+1 < len(heap) && before(&heap[child+1], &heap[child]) {
 			child++
 		}
-		if !s.before(&s.heap[child], &s.heap[i]) {
+		if !before(&heap[child], &heap[i]) {
 			return
 		}
-		s.heap[i], s.heap[child] = s.heap[child], s.heap[i]
+		heap[i], heap[child] = heap[child], heap[i]
 		i = child
 	}
 }
 
+func (s *search) spanBefore(a, b *span) bool { return s.before(&s.heap[a.from], &s.heap[b.from]) }
+
 func (s *search) before(a, b *candidate) bool {
+	s.compared++
 	if a.rank != b.rank {
 		return a.rank > b.rank
 	}
 	if a.score != b.score {
 		return a.score > b.score
 	}
-	if a.listed != b.listed {
-		return a.listed < b.listed
+	if x, y := s.listed[a.segment], s.listed[b.segment]; x != y {
+		return x < y
 	}
 	x, y := s.segments[a.segment], s.segments[b.segment]
 	return cmp.Or(
