@@ -84,9 +84,9 @@ func or(s, other string) string {
 	return s
 }
 
-// checkNames walks over one JSON value, in which every name stands once and has
-// lower case, as all names of this API have: encoding/json takes the last of
-// several, and any case.
+// checkNames walks over one JSON value, in which every name stands once and is
+// spelt as all names of this API are: encoding/json takes the last of several,
+// any case, and letters beyond ASCII that fold to those of a name.
 func checkNames(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -116,7 +116,7 @@ func checkNames(data []byte) error {
 			switch {
 			case top.names[name]:
 				return invalid("the body has the field %.80q twice", name)
-			case name != strings.ToLower(name):
+			case strings.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }):
 				return invalid("the body has the unknown field %.80q", name)
 			case len(open) == 1 && name == "tenant", len(open) == 1 && name == "principal":
 				return invalid("the body names a %s: that is said by the credential alone", name)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	_ "embed"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -109,10 +110,19 @@ type messageBody struct {
 
 // An attachmentBody has a text, or other bytes in base64.
 type attachmentBody struct {
-	Name        string  `json:"name"`
-	ContentType string  `json:"content_type"`
-	Text        *string `json:"text"`
-	Base64      *[]byte `json:"base64"`
+	Name        string      `json:"name"`
+	ContentType string      `json:"content_type"`
+	Text        *string     `json:"text"`
+	Base64      *base64Body `json:"base64"`
+}
+
+// A base64Body is a text of base64, where encoding/json would take an array of
+// numbers, too.
+type base64Body []byte
+
+func (b *base64Body) UnmarshalText(text []byte) (err error) {
+	*b, err = base64.StdEncoding.AppendDecode(nil, text)
+	return err
 }
 
 // message is a body as a message, whose id is that of the header or the body, or

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,9 +18,13 @@ import (
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"github.com/aws/aws-sdk-go-v2/service/ssm"
+	ssmtypes "github.com/aws/aws-sdk-go-v2/service/ssm/types"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/psych-go/psych-go/adapters/dynamo"
 	"github.com/psych-go/psych-go/adapters/s3blob"
@@ -50,6 +55,7 @@ func deploy(t *testing.T) *deployment {
 	db := endpoint.One(t, endpoint.Dynamo, "ministack").URL
 	blobs := endpoint.One(t, endpoint.S3, "ministack").URL
 	queues := endpoint.One(t, endpoint.SQS, "ministack").URL
+	parameters := endpoint.One(t, endpoint.SSM, "ministack").URL
 	var cancel context.CancelFunc
 	d.ctx, cancel = context.WithTimeout(context.Background(), 8*time.Minute)
 	t.Cleanup(cancel)
@@ -64,12 +70,16 @@ func deploy(t *testing.T) *deployment {
 		t.Fatal(err)
 	}
 	d.queue = *out.QueueUrl
+	store := ssm.New(ssm.Options{Region: "us-east-1", BaseEndpoint: &parameters, Credentials: credentials.NewStaticCredentialsProvider("test", "test", "")})
+	if _, err := store.PutParameter(d.ctx, &ssm.PutParameterInput{Name: aws.String("/" + name + "/tenant/t/greeter"), Value: aws.String("s3cr3t"), Type: ssmtypes.ParameterTypeSecureString}); err != nil {
+		t.Fatal(err)
+	}
 	for k, v := range map[string]string{
 		"PSYCH_STORE_URL":       fmt.Sprintf("dynamo://%s?region=us-east-1&endpoint=%s", name, db),
 		"PSYCH_BLOB_URL":        fmt.Sprintf("s3://%s/runs?region=us-east-1&endpoint=%s&path_style=true", name, blobs),
 		"PSYCH_WAKER_URL":       "sqs:" + d.queue + "?region=us-east-1",
 		"PSYCH_MODEL":           "script:" + play,
-		"PSYCH_SECRETS_URL":     "other:of a function that has some",
+		"PSYCH_SECRETS_URL":     fmt.Sprintf("ssm:///%s?region=us-east-1&endpoint=%s", name, parameters),
 		"AWS_ACCESS_KEY_ID":     "test",
 		"AWS_SECRET_ACCESS_KEY": "test",
 	} {
@@ -181,6 +191,38 @@ func TestFunctionsUnderTheRuntimeInterfaceEmulator(t *testing.T) {
 		if rep["status"] != "completed" || rep["attempts"] != 1.0 || rep["turns"] != 1.0 {
 			t.Errorf("invocation %d: %v", i+1, rep)
 		}
+	}
+
+	// A tool of a server that wants the tenant's credential, out of the parameter store.
+	server := mcp.NewServer(&mcp.Implementation{Name: "greeter", Version: "1"}, nil)
+	mcp.AddTool(server, &mcp.Tool{Name: "greet"}, func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+		return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "greetings"}}}, nil, nil
+	})
+	sessions := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server }, nil)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer s3cr3t" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		sessions.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		web.CloseClientConnections() // turn listens for notifications, until it ends
+		web.Close()
+	})
+	greet := filepath.Join(d.dir, "greet.yaml")
+	if err := os.WriteFile(greet, []byte("steps: [{calls: [{name: greeter__greet}]}, {text: done, require: [greetings]}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	greeter := ask(201, "POST", "/v1/versions", fmt.Sprintf(`{"name":"g","model":%q,"connections":[{"name":"greeter","url":%q,"credential":"greeter","preload":true}]}`, "script:"+greet, web.URL))["version"]
+	called := ask(201, "POST", "/v1/runs", fmt.Sprintf(`{"version":%q,"message":{"text":"hello"}}`, greeter))["run_id"].(string)
+	if woken = d.wakes(); len(woken) != 1 {
+		t.Fatalf("%d wakes are in the queue", len(woken))
+	}
+	first["body"], first["receiptHandle"], first["attributes"] = *woken[0].Body, *woken[0].ReceiptHandle, woken[0].Attributes
+	d.invoke(turn, event, new(json.RawMessage))
+	if rep := ask(200, "GET", "/v1/runs/"+called+"/report", ""); rep["status"] != "completed" || rep["turns"] != 2.0 {
+		t.Errorf("%v", rep)
 	}
 
 	// A message that fails is in the queue again within seconds, of its 600.

@@ -317,3 +317,49 @@ func TestWarmTurn(t *testing.T) {
 		t.Errorf("heap %d, then %d", heap, now)
 	}
 }
+
+// lost is a store whose documents are gone.
+type lost struct{ psych.Store }
+
+func (l lost) GetDoc(_ context.Context, tenant string, d psych.Digest) ([]byte, error) {
+	return nil, fmt.Errorf("lost: document %s of %s: %w", d, tenant, psych.ErrNotFound)
+}
+
+// A Run that is there, and whose Version is not, is not taken for a deleted one:
+// its messages fail, until a person sees them in the dead-letter queue.
+func TestLostVersion(t *testing.T) {
+	s, err := script.Parse([]byte("steps: [{text: done}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := memory.New(nil)
+	o := &psych.Options{Models: psych.OneModel(script.New(s, nil))}
+	rt, err := psych.New(store, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	key := begin(t, rt)
+	if _, err := rt.Drive(ctx, key, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.Send(ctx, key, psych.ClientMessage{Text: "more"}); err != nil {
+		t.Fatal(err)
+	}
+	if rt, err = psych.New(lost{store}, o); err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := events.SQSEvent{Records: []events.SQSMessage{{MessageId: "m", Body: string(body), Attributes: map[string]string{"SentTimestamp": fmt.Sprint(time.Now().UnixMilli())}}}}
+	for name, handle := range map[string]func(context.Context, events.SQSEvent) (events.SQSEventResponse, error){
+		"turn": lambda.Turn(rt, nil), "dead letter": lambda.DeadLetter(rt, nil),
+	} {
+		if resp, err := handle(ctx, e); err != nil || len(resp.BatchItemFailures) != 1 {
+			t.Errorf("%s: %+v, %v", name, resp, err)
+		}
+	}
+}

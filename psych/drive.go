@@ -67,8 +67,9 @@ const (
 //
 // An exchange that fails is Closed without an error: the log says why. Closed
 // with a *CorruptionError is an exchange that ended since the model asked for
-// another Run's output. Any other error leaves the Run to be driven again; if
-// the lease could not be released, when it expires.
+// another Run's output. A Run that is not there is [ErrNotFound]; nothing else
+// is. Any other error leaves the Run to be driven again; if the lease could not
+// be released, when it expires.
 //
 // Tools and models whose context ended get a few seconds to return, and are
 // then left behind: Drive joins only what heeds its context.
@@ -339,8 +340,21 @@ func (d *driver) run() (Outcome, error) {
 			}
 			return Held, fmt.Errorf("psych: run %s: another worker took over: %w", d.key, err)
 		}
-		return d.giveUp(err)
+		return d.giveUp(d.rt.lacks(d.store, d.key, err))
 	}
+}
+
+// lacks makes an error that matches ErrNotFound, of a Run that is there, one that
+// doesn't: a caller must not take a Run for deleted of which a Version or a blob
+// is gone.
+func (r *Runtime) lacks(ctx context.Context, key RunKey, err error) error {
+	if !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	if _, gone := r.store.GetRun(ctx, key); gone != nil {
+		return err
+	}
+	return fmt.Errorf("psych: run %s is there, and something that it needs is not: %v", key, err)
 }
 
 // giveUp releases a Run that can't be driven further here.

@@ -52,7 +52,7 @@ func (r *Runtime) Fail(ctx context.Context, key RunKey, sent time.Time, reason s
 	f.ctx, f.store = ctx, ctx
 	// A claim would count as an attempt that got nowhere.
 	if err := f.read(); err != nil {
-		return err
+		return r.lacks(ctx, key, err)
 	}
 	notes, err := r.store.Pending(ctx, key)
 	if err != nil {
@@ -85,7 +85,7 @@ func (r *Runtime) Fail(ctx context.Context, key RunKey, sent time.Time, reason s
 		defer cancel()
 		f.store = late
 	}
-	_, err = f.giveUp(err)
+	_, err = f.giveUp(r.lacks(f.store, key, err))
 	return fmt.Errorf("psych: fail run %s: %w", key, err)
 }
 

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -48,7 +49,9 @@ type Options struct {
 // An Authenticator is an [api.Authenticator] that verifies a bearer token: its
 // signature by a public key, issuer, audience, expiry and not-before (with 5
 // minutes for clocks that differ). Keys are fetched when a token comes that
-// none of those known signed.
+// none of those known signed, and at the latest after an hour, so that a key that
+// the issuer withdrew is believed no longer than that; where it can't be reached
+// then, those known are believed on.
 type Authenticator struct {
 	verifier *oidc.IDTokenVerifier
 	claims   api.Claims
@@ -84,7 +87,13 @@ func New(issuer, audience, jwksURL string, o *Options) (*Authenticator, error) {
 		if f.floor <= 0 {
 			f.floor = 30 * time.Second
 		}
-		keys = &remote{oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), &http.Client{Transport: f}), jwksURL)}
+		now := opts.Now
+		if now == nil {
+			now = time.Now
+		}
+		keys = &remote{open: func() *oidc.RemoteKeySet {
+			return oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), &http.Client{Transport: f}), jwksURL)
+		}, now: now, floor: f.floor}
 	}
 	return &Authenticator{
 		verifier: oidc.NewVerifier(issuer, keys, &oidc.Config{ClientID: audience, SupportedSigningAlgs: algorithms, Now: opts.Now}),
@@ -120,11 +129,45 @@ func (a *Authenticator) Authenticate(r *http.Request) (psych.Scope, error) {
 
 type fetchKey struct{}
 
-// remote tells a failure to fetch keys from a signature that is wrong.
-type remote struct{ *oidc.RemoteKeySet }
+// maxAge is how long keys are believed before they are fetched again.
+const maxAge = time.Hour
+
+// remote tells a failure to fetch keys from a signature that is wrong, and
+// begins anew with keys that are old: an oidc.RemoteKeySet keeps those that it
+// has until a token comes that none of them signed.
+type remote struct {
+	open  func() *oidc.RemoteKeySet
+	now   func() time.Time
+	floor time.Duration
+
+	mu    sync.Mutex
+	known *oidc.RemoteKeySet
+	until time.Time // that known is believed
+}
 
 func (k *remote) VerifySignature(ctx context.Context, jwt string) ([]byte, error) {
-	payload, err := k.RemoteKeySet.VerifySignature(ctx, jwt)
+	k.mu.Lock()
+	keys, fresh := k.known, (*oidc.RemoteKeySet)(nil)
+	now := k.now()
+	switch {
+	case keys == nil:
+		keys = k.open()
+		k.known, k.until = keys, now.Add(maxAge)
+	case !now.Before(k.until):
+		fresh = k.open()
+		k.until = now.Add(k.floor) // others go on with those known meanwhile
+	}
+	k.mu.Unlock()
+	if fresh != nil {
+		payload, err := fresh.VerifySignature(ctx, jwt)
+		if failed := (*fetchError)(nil); !errors.As(err, &failed) && ctx.Err() == nil {
+			k.mu.Lock()
+			k.known, k.until = fresh, now.Add(maxAge)
+			k.mu.Unlock()
+			return payload, err
+		}
+	}
+	payload, err := keys.VerifySignature(ctx, jwt)
 	var failed *fetchError
 	if to, ok := ctx.Value(fetchKey{}).(*error); ok && errors.As(err, &failed) {
 		*to = err
@@ -179,5 +222,14 @@ func (f *fetcher) fetch(r *http.Request) ([]byte, error) {
 	if err == nil && len(body) > maxKeys {
 		err = fmt.Errorf("over %d bytes of keys", maxKeys)
 	}
-	return body, err
+	if err != nil {
+		return nil, err
+	}
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if json.Unmarshal(body, &set) != nil || len(set.Keys) == 0 { // a page of a proxy, for one
+		return nil, fmt.Errorf("the issuer answered with %d bytes that are no keys", len(body))
+	}
+	return body, nil
 }

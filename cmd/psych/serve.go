@@ -124,7 +124,8 @@ func (p *program) serve(ctx context.Context, f *serveFlags, paths []string) erro
 	if err != nil {
 		return use("--listen %s: %w", f.listen, err)
 	}
-	server := newHTTPServer(h, log)
+	var handled requests
+	server := newHTTPServer(handled.count(h), log)
 	server.RegisterOnShutdown(h.Drain)
 	fmt.Fprintf(p.stdout, "psych: serving http://%s for tenant %s\n", l.Addr(), oneLine(f.tenant))
 
@@ -143,16 +144,45 @@ func (p *program) serve(ctx context.Context, f *serveFlags, paths []string) erro
 	case <-ctx.Done():
 		// Requests first: what they post is durable, whoever drives it.
 		fmt.Fprintln(p.stderr, "psych: interrupted: stopping cleanly; interrupt again to end at once")
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopRequest)
-		if err = server.Shutdown(end); err != nil {
-			server.Close()
-			err = fmt.Errorf("requests did not end within %v: %w", stopRequest, err)
-		}
-		cancel()
+		err = handled.end(server, stopRequest)
 	}
 	stop()
 	workers.Wait()
 	return err
+}
+
+// requests are those that a handler is at.
+type requests struct{ handling sync.RWMutex }
+
+func (q *requests) count(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q.handling.RLock()
+		defer q.handling.RUnlock()
+		h.ServeHTTP(w, r)
+	})
+}
+
+// end ends a server: requests have so long to end. Clients that by then have not
+// sent theirs to its end, or sent none, are let go, and are no error: what is
+// begun of them is nothing. A handler that goes on even then is one.
+func (q *requests) end(server *http.Server, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if server.Shutdown(ctx) == nil {
+		return nil
+	}
+	server.Close() // which ends the contexts of what is left
+	ended := make(chan struct{})
+	go func() {
+		q.handling.Lock()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(within):
+		return fmt.Errorf("requests did not end within %v", 2*within)
+	}
 }
 
 // serveRun drives a Run that was woken.

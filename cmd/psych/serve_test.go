@@ -301,3 +301,50 @@ func TestServeSlowClient(t *testing.T) {
 		}
 	}
 }
+
+// Clients that said nothing yet, or not all, don't make an end unclean; a
+// handler that does not end does.
+func TestServeEndsWithSlowClients(t *testing.T) {
+	hang, hangs := make(chan struct{}), make(chan struct{})
+	defer close(hang)
+	for _, c := range []struct {
+		name, begins string
+		clean        bool
+	}{
+		{"nothing", "", true},
+		{"half a request", "GET / HT", true},
+		{"half a body", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc", true},
+		{"a handler that hangs", "GET /hang HTTP/1.1\r\nHost: x\r\n\r\n", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var handled requests
+			s := httptest.NewUnstartedServer(nil)
+			s.Config = newHTTPServer(handled.count(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/hang" {
+					close(hangs)
+					<-hang
+				}
+				io.ReadAll(r.Body)
+			})), slog.New(slog.DiscardHandler))
+			s.Start()
+			conn, err := net.Dial("tcp", s.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprint(conn, c.begins)
+			// One that was answered says that the server has taken the other, too.
+			resp, err := http.Get(s.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if !c.clean {
+				<-hangs
+			}
+			if err := handled.end(s.Config, 50*time.Millisecond); (err == nil) != c.clean {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
