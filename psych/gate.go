@@ -91,6 +91,11 @@ func gate(def ToolDef, limits ModelLimits) (shown ToolDef, notes []string, reaso
 	if err == nil {
 		err = root.check(limits)
 	}
+	// What these dropped may have been against the metaschema.
+	if dropped := []string{noteMerged, noteInlined, noteType, notePatterns}; err == nil &&
+		slices.ContainsFunc(changed, func(n string) bool { return slices.Contains(dropped, n) }) {
+		_, err = compileTool(def.Schema)
+	}
 	if err != nil {
 		return def, nil, clipChars("its schema can't be shown: "+strings.ToValidUTF8(err.Error(), "\ufffd"), maxViolation)
 	}

@@ -384,6 +384,7 @@ func FuzzGate(f *testing.F) {
 		``, `true`, `{"type":["object","null"]}`, `{"$ref":"#/$defs/A","$defs":{"A":{"allOf":[{"$ref":"#"}]}}}`,
 		`{` + draft4 + `,"id":"#a","properties":{"a":{"minimum":1|"exclusiveMinimum":true,"items":[{}],"additionalItems":false,"dependencies":{"a":["b"]}}}}`,
 		`{"properties":{"a":{"nullable":true,"type":"array","pattern":"(?!\\p{L})"}},"allOf":[{"required":["a","a"]},true]}`,
+		`{"type":["object",""]}`, `{"title":"a","allOf":[{"title":5}]}`, `{"title":"a","$ref":"#/$defs/A","$defs":{"A":{"title":5}}}`, `{"properties":{"a":{"pattern":"("}}}`,
 		`{"properties":[],"":null,"patternProperties":{"(":false},"$id":"x#y"}`,
 	} {
 		f.Add("a\xff", []byte(s), `{"a":[1,null],"b":{"a":"x"}}`)
