@@ -11,6 +11,7 @@ import (
 	mrand "math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
+	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/internal/emulators/endpoint"
 	"github.com/psych-go/psych-go/psych"
 )
@@ -42,6 +44,7 @@ type played struct {
 	notes    []psych.Note
 	effects  []effect
 	shown    []shown
+	again    []*psych.ReplayedCall // the requests of the log, made again
 	acks     []ack
 	progress []ack
 	gone     bool
@@ -123,8 +126,20 @@ func (p *played) read() error {
 	if p.notes, err = s.Pending(ctx, key); err != nil {
 		return err
 	}
-	p.report, err = rt.Report(ctx, key) // folds the log, so it is legal
-	return err
+	if p.report, err = rt.Report(ctx, key); err != nil { // it folds the log, so that is legal
+		return err
+	}
+	parsed, err := script.Parse([]byte(p.m.script))
+	if err != nil {
+		return err
+	}
+	for c, err := range rt.Replay(ctx, key, &psych.ReplayOptions{Models: []psych.Model{script.New(parsed, nil)}}) {
+		if err != nil {
+			return err
+		}
+		p.again = append(p.again, c)
+	}
+	return nil
 }
 
 // writes is how many there were in the process that ended the mission.
@@ -195,7 +210,7 @@ func (p *played) check(base *played) error {
 			wrong("note %s was acknowledged, and is in the log %d times", a.Note, delivered[a.Note])
 		}
 	}
-	errs = append(errs, p.checkPayloads())
+	errs = append(errs, p.checkPayloads(), p.checkReplay())
 
 	// Outcomes.
 	settled := map[string]bool{}
@@ -300,6 +315,34 @@ func (p *played) checkPayloads() error {
 				return fmt.Errorf("record %d refers to a blob of %d bytes that has %d, or others: %v", r.Seq, x.Size, n, err)
 			}
 		}
+	}
+	return nil
+}
+
+// checkReplay looks for what the model was shown among the requests that are
+// made again, in order: a process that died may have announced more than it
+// sent.
+func (p *played) checkReplay() error {
+	if len(p.again) != len(p.report.ModelCalls) {
+		return fmt.Errorf("%d requests are made again, of %d model calls", len(p.again), len(p.report.ModelCalls))
+	}
+	left := p.shown
+	for i, c := range p.again {
+		switch {
+		case c.Call != i+1:
+			return fmt.Errorf("model call %d is made again as %d", i+1, c.Call)
+		case c.Err != nil:
+			return fmt.Errorf("model call %d is not made again: %w", c.Call, c.Err)
+		case c.Difference != nil:
+			return fmt.Errorf("model call %d is made again otherwise: %v", c.Call, c.Difference)
+		case len(left) > 0 && reflect.DeepEqual(showing(c.Request), left[0]):
+			left = left[1:]
+		case p.deaths == 0:
+			return fmt.Errorf("model call %d is not what the model was shown", c.Call)
+		}
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the model was shown %d requests, and the last %d are not made again", len(p.shown), len(left))
 	}
 	return nil
 }

@@ -314,6 +314,12 @@ func (m *model) Unwrap() psych.Model { return m.Model }
 
 func (m *model) Generate(ctx context.Context, req *psych.Request, on func(psych.Delta)) (*psych.Response, error) {
 	m.look()
+	m.note(requestsFile, showing(req))
+	return m.Model.Generate(ctx, req, on)
+}
+
+// showing is what a model is shown with a request.
+func showing(req *psych.Request) shown {
 	s := shown{Tools: string(req.Tools.Bytes), System: string(req.System[0].Bytes) + "\n" + string(req.System[1].Bytes), Tail: string(req.Tail.Bytes)}
 	for _, w := range req.History {
 		s.History = append(s.History, string(w.Bytes))
@@ -321,6 +327,5 @@ func (m *model) Generate(ctx context.Context, req *psych.Request, on func(psych.
 			s.Turn++
 		}
 	}
-	m.note(requestsFile, s)
-	return m.Model.Generate(ctx, req, on)
+	return s
 }

@@ -7,7 +7,9 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/psych-go/psych-go/psych"
 )
@@ -174,7 +176,7 @@ var missions = []mission{
 		func(x scene) *Answer { x.shown("flakey"); return calls(call("empty", object{})) },
 		func(x scene) *Answer { return says("it failed") },
 	}},
-	{name: "context", setup: func(r *run) { r.spec.Limits.ContextTokens = 9000 }, scenes: []func(scene) *Answer{
+	{name: "context", setup: func(r *run) { r.spec.Limits.ContextTokens = 9000 + len(r.spec.Instructions)/4 }, scenes: []func(scene) *Answer{
 		func(x scene) *Answer {
 			return calls(call("page", object{"name": "a", "lines": 45}), call("page", object{"name": "b", "lines": 45}))
 		},
@@ -282,6 +284,7 @@ var missions = []mission{
 		func(x scene) *Answer { x.shown("item 2 is 4"); return says("better") },
 	}, play: func(r *run) {
 		r.during["abort"] = func() {
+			r.await(psych.KindToolCallFinished) // of the call beside it
 			if err := r.rt.Abort(context.Background(), r.key, psych.AbortRequest{ID: "a1"}); err != nil {
 				r.t.Error(err)
 			}
@@ -319,12 +322,114 @@ var missions = []mission{
 		r.say(psych.ClientMessage{Text: "a?"})
 		r.say(psych.ClientMessage{Text: "b?"})
 	}},
+	// Messages that a BlobStore keeps.
+	{name: "letters", scenes: []func(scene) *Answer{
+		func(x scene) *Answer {
+			x.shown("letter, line 0\n", "letter, line 8999\n")
+			return calls(call("lookup", object{"at": 1}))
+		},
+		func(x scene) *Answer { x.shown("letter, line 4321\n", "item 1 is 1"); return says("so long") },
+		func(x scene) *Answer { x.shown("letter, line 4321\n", "and?"); return says("bye") },
+	}, play: func(r *run) {
+		r.say(psych.ClientMessage{Text: lines("letter", 9000), Attachments: []psych.MessageAttachment{{Name: "a.png", ContentType: "image/png", Data: append(slices.Clone(png), make([]byte, 150_000)...)}}})
+		r.say(psych.ClientMessage{Text: "and?"})
+	}},
+	{name: "streams", scenes: []func(scene) *Answer{
+		func(x scene) *Answer {
+			return &Answer{Reasoning: "bit by bit", Text: "é🂡", Calls: []Call{call("lookup", object{"at": 1})}, Shape: Crumbs}
+		},
+		func(x scene) *Answer {
+			x.shown("item 1 is 1")
+			return &Answer{Calls: []Call{call("lookup", object{"at": 2}), call("page", object{"name": "a", "lines": 40}), call("lookup", object{"at": 3})}, Shape: Interleaved}
+		},
+		func(x scene) *Answer {
+			x.shown("item 2 is 4", "item 3 is 9")
+			return &Answer{Reasoning: "strange", Text: "strange", Calls: []Call{call("lookup", object{"at": 4})}, Shape: Strange}
+		},
+		func(x scene) *Answer {
+			return &Answer{Calls: []Call{call("lookup", object{"at": 5})}, Shape: NoUsage}
+		},
+		func(x scene) *Answer {
+			return &Answer{Calls: []Call{call("lookup", object{"at": 6})}, Shape: BadUsage}
+		},
+		func(x scene) *Answer {
+			return &Answer{Calls: []Call{call("lookup", object{"at": 7}), call("lookup", object{"at": 8})}, Shape: SameIndex}
+		},
+		func(x scene) *Answer { x.shown("item 7 is 31", "item 8 is 40"); return says("seen") },
+	}},
+	{name: "retried", scenes: []func(scene) *Answer{
+		func(x scene) *Answer { return calls(call("lookup", object{"at": 1})) },
+		func(x scene) *Answer { return &Answer{Reasoning: "half", Text: "half", Shape: Cut} },
+		func(x scene) *Answer { x.shown("item 1 is 1"); x.hidden("half"); return says("whole") },
+		func(x scene) *Answer { return says("again") },
+	}, play: func(r *run) {
+		r.say(psych.ClientMessage{Text: "go"})
+		r.say(psych.ClientMessage{Text: "again?"})
+	}},
+	// An exchange has its turns, and a Run its tokens: 15 a call.
+	{name: "budget", setup: func(r *run) { r.spec.Limits.Turns, r.spec.Limits.Run.OutputTokens = 2, 60 }, scenes: []func(scene) *Answer{
+		func(x scene) *Answer { return calls(call("lookup", object{"at": 1})) },
+		func(x scene) *Answer { return calls(call("lookup", object{"at": 2})) },
+		func(x scene) *Answer {
+			x.shown("item 2 is 4", "go on")
+			return calls(call("lookup", object{"at": 3}))
+		},
+		func(x scene) *Answer { return says("that") },
+	}, play: func(r *run) {
+		for _, s := range []string{"go", "go on", "and on"} {
+			r.say(psych.ClientMessage{Text: s})
+		}
+	}, status: []string{"exhausted", "completed", "exhausted"}},
+	// The provider is another from one exchange to the next, and the first again.
+	{name: "providers", scenes: []func(scene) *Answer{
+		func(x scene) *Answer { return calls(call("lookup", object{"at": 1}), call("draw", object{})) },
+		func(x scene) *Answer { return &Answer{Reasoning: "one", Text: "one"} },
+		func(x scene) *Answer { x.shown("item 1 is 1", "drawn"); return calls(call("lookup", object{"at": 2})) },
+		func(x scene) *Answer { return &Answer{Reasoning: "two", Text: "two"} },
+		func(x scene) *Answer {
+			x.shown("item 1 is 1", "drawn", "item 2 is 4")
+			return calls(call("lookup", object{"at": 3}))
+		},
+		func(x scene) *Answer { x.shown("item 3 is 9"); return says("three") },
+	}, play: func(r *run) {
+		own := r.o.Models
+		r.say(psych.ClientMessage{Text: "a?"})
+		r.turnTo(r.next())
+		r.say(psych.ClientMessage{Text: "b?"})
+		r.use(own)
+		r.say(psych.ClientMessage{Text: "c?"})
+	}},
+	// An exchange that opens when no cache holds anything shows what servers
+	// offer now.
+	{name: "late", servers: true, scenes: []func(scene) *Answer{
+		func(x scene) *Answer { return calls(x.through("books", "find_book", object{"title": "a"})) },
+		func(x scene) *Answer { x.shown("ran find_book"); return says("one") },
+		func(x scene) *Answer { return calls(x.through("books", "burn", object{})) },
+		func(x scene) *Answer { x.shown("ran burn"); return says("two") },
+	}, play: func(r *run) {
+		r.say(psych.ClientMessage{Text: "a?"})
+		r.pass(3 * time.Hour)
+		r.change("books", func(s *server) { s.tools = append(s.tools[1:], remote("burn", "Burns books.", `{}`)) })
+		r.say(psych.ClientMessage{Text: "b?"})
+	}},
+}
+
+// lines are many, and short.
+func lines(of string, n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "%s, line %d\n", of, i)
+	}
+	return b.String()
 }
 
 // mind plays the scenes.
 func (m *mission) mind(t tester) Mind {
 	at := 0
+	var mu sync.Mutex // for several stubs
 	return func(q *Request) *Answer {
+		mu.Lock()
+		defer mu.Unlock()
 		if at >= len(m.scenes) {
 			t.Errorf("request %d is one too many: %.1000q", q.N, q.Last)
 			return says("enough")
@@ -339,6 +444,13 @@ func (m *mission) run(t tester, p *provider, strategy string) *run {
 	t.Helper()
 	r := newRun(t, p, m.mind(t))
 	r.spec.Disclosure.Strategy = strategy
+	m.on(r)
+	return r
+}
+
+// on plays the mission as a Run.
+func (m *mission) on(r *run) {
+	r.t.Helper()
 	if m.setup != nil {
 		m.setup(r)
 	}
@@ -347,7 +459,7 @@ func (m *mission) run(t tester, p *provider, strategy string) *run {
 	} else {
 		r.say(psych.ClientMessage{Text: "go"})
 	}
-	r.check(p)
+	r.check(r.provider)
 	rep := r.report()
 	for i, e := range rep.Exchanges {
 		want := "completed"
@@ -355,10 +467,9 @@ func (m *mission) run(t tester, p *provider, strategy string) *run {
 			want = m.status[min(i, len(m.status)-1)]
 		}
 		if want != "" && !slices.Contains(strings.Split(want, "|"), e.Closed) {
-			t.Errorf("exchange %d is %s, want %s: %s", i+1, e.Closed, want, e.Reason)
+			r.t.Errorf("exchange %d is %s, want %s: %s", i+1, e.Closed, want, e.Reason)
 		}
 	}
-	return r
 }
 
 // Every mission runs with every provider, and with every strategy: those of

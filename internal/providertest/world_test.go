@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
@@ -252,7 +253,7 @@ func (w *world) tools() []*psych.Tool {
 			}
 			return nil, errors.New(in.How + ": it broke")
 		}, o),
-		psych.NewTool("pause", "Waits for something.", func(_ context.Context, _ *psych.Call, in struct {
+		psych.NewTool("pause", "Waits for something.", func(ctx context.Context, _ *psych.Call, in struct {
 			For string `json:"for"`
 		}) (string, error) {
 			w.mu.Lock()
@@ -260,6 +261,10 @@ func (w *world) tools() []*psych.Tool {
 			w.mu.Unlock()
 			if f != nil {
 				f()
+			}
+			if in.For == "abort" { // which comes when it comes
+				<-ctx.Done()
+				return "", ctx.Err()
 			}
 			return "it happened", nil
 		}, o),
@@ -303,11 +308,18 @@ type run struct {
 	begun bool
 	sent  int
 	cold  bool // each turn is driven by a worker that knows nothing
+
+	provider *provider
+	mind     Mind
+	others   []*Stub // of the providers that it changes to
+	tenant   string
+	passed   time.Duration // as far as the mission says: the clock stands still beside
+	ids      atomic.Int64
 }
 
 func newRun(t tester, p *provider, mind Mind) *run {
 	t.Helper()
-	r := &run{world: newWorld(), t: t, store: memory.New(nil), blobs: memory.NewBlobs(nil), stub: New(p.api, mind, &p.o)}
+	r := &run{world: newWorld(), t: t, store: memory.New(nil), blobs: memory.NewBlobs(nil), stub: New(p.api, mind, &p.o), provider: p, mind: mind, tenant: "t"}
 	t.Cleanup(r.stub.Close)
 	r.use(psych.OneModel(p.model(r.stub.URL)))
 	r.spec = psych.Spec{
@@ -323,12 +335,48 @@ func (r *run) use(m psych.ModelResolver) {
 	r.t.Helper()
 	r.o = r.options(m)
 	r.o.Blobs = r.blobs
+	r.o.Now, r.o.NewID = r.now, r.newID
 	rt, err := psych.New(r.store, r.o)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.rt = rt
 }
+
+// turnTo makes another Runtime, with a model of another provider.
+func (r *run) turnTo(p *provider) {
+	r.t.Helper()
+	o := p.o
+	o.Peer = r.stub
+	s := New(p.api, r.mind, &o)
+	r.t.Cleanup(s.Close)
+	r.others = append(r.others, s)
+	r.use(psych.OneModel(p.model(s.URL)))
+}
+
+// next is the provider behind the Run's own.
+func (r *run) next() *provider {
+	i := slices.IndexFunc(providers, func(p provider) bool { return p.name == r.provider.name })
+	return &providers[(i+1)%len(providers)]
+}
+
+// began is when every Run begins.
+var began = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+
+func (r *run) now() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return began.Add(r.passed)
+}
+
+// pass lets time go by.
+func (r *run) pass(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.passed += d
+}
+
+func (r *run) newID() string { return fmt.Sprintf("%032x", r.ids.Add(1)) }
 
 // say sends a message and drives the Run until its exchange is closed.
 func (r *run) say(m psych.ClientMessage) {
@@ -341,6 +389,7 @@ func (r *run) say(m psych.ClientMessage) {
 func (r *run) post(m psych.ClientMessage) {
 	r.t.Helper()
 	r.sent++
+	r.pass(time.Minute)
 	m.ID = fmt.Sprint("m", r.sent)
 	ctx := context.Background()
 	if r.begun {
@@ -349,11 +398,11 @@ func (r *run) post(m psych.ClientMessage) {
 		}
 		return
 	}
-	v, err := r.rt.Publish(ctx, "t", &r.spec)
+	v, err := r.rt.Publish(ctx, r.tenant, &r.spec)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if r.key, err = r.rt.Start(ctx, psych.Scope{Tenant: "t", Principal: "p"}, v.Hash, m); err != nil {
+	if r.key, err = r.rt.Start(ctx, psych.Scope{Tenant: r.tenant, Principal: "p"}, v.Hash, m); err != nil {
 		r.t.Fatal(err)
 	}
 	r.begun = true
@@ -387,6 +436,23 @@ func (r *run) drive() {
 	r.t.Fatal("it never ends")
 }
 
+// await waits until the log holds a record of a kind.
+func (r *run) await(kind psych.Kind) {
+	for range 3000 {
+		for rec, err := range r.rt.Records(context.Background(), r.key, psych.Pos{}) {
+			if err != nil {
+				r.t.Errorf("await %s: %v", kind, err)
+				return
+			}
+			if rec.Event.Kind() == kind {
+				return
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	r.t.Errorf("there is never a record %s", kind)
+}
+
 func (r *run) report() *psych.Report {
 	r.t.Helper()
 	rep, err := r.rt.Report(context.Background(), r.key)
@@ -400,8 +466,18 @@ func (r *run) report() *psych.Report {
 // message, and reasoning that was dropped without a break that says why.
 func (r *run) check(p *provider) {
 	r.t.Helper()
-	for _, err := range r.stub.Refused() {
-		r.t.Errorf("%s: refused: %v", p.name, err)
+	for _, s := range append([]*Stub{r.stub}, r.others...) {
+		for _, err := range s.Refused() {
+			r.t.Errorf("%s: refused: %v", p.name, err)
+		}
+		for _, q := range s.Requests() {
+			if q.Markers > 4 || q.TailMarkers > 0 {
+				r.t.Errorf("%s: request %d has %d markers, and %d in trailing messages", p.name, q.N, q.Markers, q.TailMarkers)
+			}
+		}
+	}
+	if len(r.others) > 0 { // requests are not counted over providers
+		return
 	}
 	rep := r.report()
 	requests := r.stub.Requests()
@@ -422,9 +498,6 @@ func (r *run) check(p *provider) {
 	}
 	dropped := 0
 	for _, q := range requests {
-		if q.Markers > 4 || q.TailMarkers > 0 {
-			r.t.Errorf("%s: request %d has %d markers, and %d in trailing messages", p.name, q.N, q.Markers, q.TailMarkers)
-		}
 		if q.Dropped > dropped && len(sent[q.N-1].Breaks) == 0 {
 			r.t.Errorf("%s: request %d loses %d blocks of bound reasoning, and no break says why", p.name, q.N, q.Dropped-dropped)
 		}
