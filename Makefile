@@ -8,7 +8,7 @@ DEADLETTER ?= ./lambda/deadletter
 
 bootstrap = CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) go build -tags lambda.norpc -trimpath -buildvcs=false -ldflags "-s -w" -o "$(ARTIFACTS_DIR)/bootstrap"
 
-.PHONY: build-ApiFunction build-TurnFunction build-SweepFunction build-DeadLetterFunction
+.PHONY: build-ApiFunction build-TurnFunction build-SweepFunction build-DeadLetterFunction local
 
 build-ApiFunction:
 	$(bootstrap) $(API)
@@ -18,3 +18,7 @@ build-SweepFunction:
 	$(bootstrap) $(SWEEP)
 build-DeadLetterFunction:
 	$(bootstrap) $(DEADLETTER)
+
+# The whole service on this machine, without an account: docs/aws.md.
+local:
+	go run ./internal/emulators -only ministack,sam -- go run ./internal/local

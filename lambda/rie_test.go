@@ -13,7 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,7 +124,7 @@ func (d *deployment) function(name string) string {
 	if out, err := build.CombinedOutput(); err != nil {
 		d.t.Fatalf("build: %v\n%s", err, out)
 	}
-	return serve(d.t, d.ctx, d.rie, bootstrap)
+	return serve(d.t, d.ctx, d.rie, bootstrap, 60)
 }
 
 // wakes receives what waits in the queue.
@@ -281,14 +283,159 @@ func TestFunctionsUnderTheRuntimeInterfaceEmulator(t *testing.T) {
 	}
 }
 
+// What an emulator of Lambda can't play: a function that is frozen in the middle
+// of its work, while another takes its Run over, and goes on afterwards; and one
+// whose time is over. Nothing that must not be done twice is, and who comes back
+// late writes nothing.
+func TestFrozenAndTimedOut(t *testing.T) {
+	d := deploy(t)
+	bootstrap := filepath.Join(d.dir, "worker")
+	build := exec.CommandContext(d.ctx, "go", "build", "-tags", "lambda.norpc", "-trimpath", "-o", bootstrap, "../internal/local/testdata/worker")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	for k, v := range map[string]string{"PSYCH_TEST_DIR": d.dir, "PSYCH_TEST_LEASE": "3s", "PSYCH_TEST_MARGIN": "500ms", "PSYCH_TEST_FLOOR": "500ms"} {
+		t.Setenv(k, v)
+	}
+	model := os.Getenv("PSYCH_MODEL")
+	os.Unsetenv("PSYCH_MODEL") // what makes the worker one that answers requests
+	api := serve(t, d.ctx, d.rie, bootstrap, 60)
+	os.Setenv("PSYCH_MODEL", model)
+	// start starts a Run whose worker stops at a point, once.
+	start := func(t *testing.T, name, point string) (psych.RunKey, events.SQSEvent) {
+		t.Helper()
+		file := filepath.Join(d.dir, name+".yaml")
+		if err := os.WriteFile(file, []byte(fmt.Sprintf("steps: [{calls: [{name: effect, arguments: {name: %s}}]}, {text: survived}]", name)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(d.dir, "stop-"+point), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var resp events.APIGatewayV2HTTPResponse
+		d.invoke(api, request(t, "http-api.json", "POST", "/v1/versions", fmt.Sprintf(`{"name":%q,"model":%q,"tools":["effect"]}`, name, "script:"+file)), &resp)
+		var v struct{ Version psych.Digest }
+		if err := json.Unmarshal([]byte(resp.Body), &v); err != nil || resp.StatusCode != 201 {
+			t.Fatalf("%d %s, %v", resp.StatusCode, resp.Body, err)
+		}
+		key, err := d.rt.Start(d.ctx, psych.Scope{Tenant: "t"}, v.Version, psych.ClientMessage{Text: "go"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key, events.SQSEvent{Records: []events.SQSMessage{{MessageId: name, Body: string(body), EventSource: "aws:sqs"}}}
+	}
+	// drive invokes until the exchange is closed, which is once its lease is over.
+	drive := func(t *testing.T, url string, key psych.RunKey, event events.SQSEvent) *psych.Report {
+		t.Helper()
+		for range 300 {
+			d.invoke(url, event, new(json.RawMessage))
+			rep, err := d.rt.Report(d.ctx, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(rep.Exchanges) == 1 && rep.Exchanges[0].Closed != "" {
+				return rep
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		t.Fatalf("%s is not driven", key)
+		return nil
+	}
+	check := func(t *testing.T, rep *psych.Report, name, outcome string, effects int) {
+		t.Helper()
+		done, err := os.ReadFile(filepath.Join(d.dir, "effects-"+name))
+		if n := strings.Count(string(done), "\n"); n != effects || err != nil && !os.IsNotExist(err) {
+			t.Errorf("effects %q, %v: want %d", done, err, effects)
+		}
+		if rep.Status != psych.StatusCompleted || rep.Attempts != 2 || rep.Exchanges[0].Answer != "survived" || len(rep.ToolCalls) != 1 || rep.ToolCalls[0].Outcome != outcome {
+			t.Errorf("%s after %d attempts, %+v, %+v", rep.Status, rep.Attempts, rep.Exchanges, rep.ToolCalls)
+		}
+	}
+	records := func(t *testing.T, key psych.RunKey) (n int) {
+		t.Helper()
+		for _, err := range d.rt.Records(d.ctx, key, psych.Pos{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		return n
+	}
+	for _, c := range []struct {
+		name, point, outcome string
+		effects              int
+	}{
+		{"tool", "effect-tool", string(psych.UnknownEnd), 1},
+		{"model", "model-model", string(psych.Succeeded), 1},
+		// Behind what the model said and the start of the tool, which then is not run: the lease is over.
+		{"write", "append-t-2", string(psych.UnknownEnd), 0},
+	} {
+		t.Run("frozen in a "+c.name, func(t *testing.T) {
+			frozen, other := serve(t, d.ctx, d.rie, bootstrap, 60), serve(t, d.ctx, d.rie, bootstrap, 60)
+			key, event := start(t, c.name, c.point)
+			returned := make(chan struct{})
+			go func() {
+				defer close(returned)
+				d.invoke(frozen, event, new(json.RawMessage))
+			}()
+			pid := stopped(t, d.dir, c.point)
+			drive(t, other, key, event)
+			before := records(t, key)
+			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			<-returned
+			late, err := d.rt.Report(d.ctx, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := records(t, key); n != before {
+				t.Errorf("who came back late wrote: %d records, and before %d", n, before)
+			}
+			check(t, late, c.name, c.outcome, c.effects)
+			d.invoke(frozen, event, new(json.RawMessage)) // it is as good as before
+		})
+	}
+	t.Run("timed out", func(t *testing.T) {
+		url := serve(t, d.ctx, d.rie, bootstrap, 3)
+		key, event := start(t, "time", "effect-time")
+		data, err := json.Marshal(event)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := invoke(t, d.ctx, url, data); !strings.Contains(got, "Task timed out") {
+			t.Errorf("the emulator answered %s", got)
+		}
+		check(t, drive(t, url, key, event), "time", string(psych.UnknownEnd), 1)
+	})
+}
+
+// stopped waits until a process stopped at a point, and returns its id.
+func stopped(t *testing.T, dir, point string) int {
+	t.Helper()
+	for range 600 {
+		b, err := os.ReadFile(filepath.Join(dir, "stopped-"+point))
+		if pid, bad := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && bad == nil {
+			return pid
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("nobody stops at %s", point)
+	return 0
+}
+
 // serve runs a bootstrap under the emulator, until the test ends, and returns
 // where it is invoked.
-func serve(t *testing.T, ctx context.Context, rie, bootstrap string) string {
+func serve(t *testing.T, ctx context.Context, rie, bootstrap string, timeout int) string {
 	t.Helper()
 	addr := address(t)
 	var log bytes.Buffer
 	cmd := exec.CommandContext(ctx, rie, "--runtime-interface-emulator-address", addr, "--runtime-api-address", address(t), bootstrap)
-	cmd.Env = append(os.Environ(), "AWS_LAMBDA_FUNCTION_TIMEOUT=60")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("AWS_LAMBDA_FUNCTION_TIMEOUT=%d", timeout))
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
