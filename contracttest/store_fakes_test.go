@@ -1024,7 +1024,37 @@ func inboxFakes() []storeFake {
 				return f.Store.Post(ctx, key, n, due)
 			}
 		}},
-		{"PostInvalid", "makes up a kind", "without a kind: got error <nil>", func(f *storeFaults) {
+		{"PostKinds", "goes by the id alone", "3 notes wait, want 4", func(f *storeFaults) {
+			f.notes(func(notes []psych.Note) []psych.Note {
+				return slices.CompactFunc(notes, func(a, b psych.Note) bool { return a.ID == b.ID && a.Time.Equal(b.Time) })
+			})
+		}},
+		{"PostKinds", "settles both", "after one of two kinds was settled", func(f *storeFaults) {
+			f.settle = func(ctx context.Context, key psych.RunKey, notes []psych.Note) error {
+				waiting, _ := f.Store.Pending(ctx, key)
+				return f.Store.Settle(ctx, key, slices.DeleteFunc(waiting, func(n psych.Note) bool {
+					return !slices.ContainsFunc(notes, func(o psych.Note) bool { return o.ID == n.ID && o.Time.Equal(n.Time) })
+				}))
+			}
+		}},
+		{"PostFull", "lets an id of another kind in", "of another kind than one that waits: got error <nil>", func(f *storeFaults) {
+			f.post = func(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
+				notes, _ := f.Store.Pending(ctx, key)
+				if slices.ContainsFunc(notes, func(o psych.Note) bool { return o.ID == n.ID }) {
+					n.Kind = psych.KindUserMessage
+				}
+				return f.Store.Post(ctx, key, n, due)
+			}
+		}},
+		{"PendingOrder", "leaves kinds as they come", "note ", func(f *storeFaults) {
+			f.notes(func(notes []psych.Note) []psych.Note {
+				slices.SortStableFunc(notes, func(a, b psych.Note) int {
+					return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.ID, b.ID), strings.Compare(string(b.Kind), string(a.Kind)))
+				})
+				return notes
+			})
+		}},
+		{"PostInvalid", "makes up a kind", `of kind "": got error <nil>`, func(f *storeFaults) {
 			f.post = func(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
 				n.Kind = cmp.Or(n.Kind, psych.KindUserMessage)
 				return f.Store.Post(ctx, key, n, due)

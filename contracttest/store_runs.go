@@ -187,7 +187,22 @@ func inboxRules() []Rule[psych.Store] {
 			w.ok(w.Settle(w.ctx, key, notes), "Settle")
 			w.waits(key, "after the notes were settled")
 		}),
-		storeRule("PostFull", "When MaxPending notes wait Post is ErrInboxFull, but for an ID that waits already, and makes the Run due all the same.", func(w *world) {
+		storeRule("PostKinds", "Notes of two kinds that share an ID, and a Time, are two notes: both wait, and are settled each.", func(w *world) {
+			key := w.run()
+			a := psych.Note{ID: "m", Kind: psych.KindAbortRequested, Time: w.now, Data: []byte("abort")}
+			m := w.note("m", w.now)
+			later := a
+			later.ID, later.Time = "n", w.now.Add(time.Microsecond)
+			before := w.note("n", w.now.Add(-time.Microsecond))
+			for _, n := range []psych.Note{m, a, before, later} {
+				w.post(key, n, w.now)
+			}
+			w.check(w.get(key).Posted == 4, "Posted is %d after four posts", w.get(key).Posted)
+			w.waits(key, "after notes of two kinds with one id", before, a, m, later)
+			w.ok(w.Settle(w.ctx, key, []psych.Note{{ID: "m", Kind: m.Kind, Time: m.Time}}), "Settle")
+			w.waits(key, "after one of two kinds was settled", before, a, later)
+		}),
+		storeRule("PostFull", "When MaxPending notes wait Post is ErrInboxFull, but for a Kind and ID that wait already, and makes the Run due all the same.", func(w *world) {
 			key := w.run()
 			for i := range psych.MaxPending {
 				w.post(key, w.note(fmt.Sprintf("m%03d", i), w.now.Add(time.Duration(i)*time.Microsecond)), w.now.Add(time.Hour))
@@ -197,6 +212,9 @@ func inboxRules() []Rule[psych.Store] {
 			notes := w.pending(key)
 			w.check(len(notes) == psych.MaxPending, "%d notes wait, want %d", len(notes), psych.MaxPending)
 			w.check(!slices.ContainsFunc(notes, func(n psych.Note) bool { return n.ID == "one too many" }), "the note that was refused waits")
+			other := notes[0]
+			other.Kind = psych.KindAbortRequested
+			w.is(w.Post(w.ctx, key, other, w.now.Add(time.Minute)), psych.ErrInboxFull, "Post to a full inbox of a note of another kind than one that waits")
 			w.check(w.get(key).DueAt.Equal(w.now.Add(time.Minute)), "a refused Post did not make the Run due: DueAt is %v, want %v", w.get(key).DueAt, w.now.Add(time.Minute))
 
 			w.post(key, w.note("m007", w.now.Add(7*time.Microsecond)), w.now.Add(time.Second))
@@ -216,14 +234,16 @@ func inboxRules() []Rule[psych.Store] {
 			w.post(key, n, w.now)
 			w.waits(key, "after a note of the largest size", n)
 		}),
-		storeRule("PostInvalid", "A note whose id is not 1 to 128 bytes of UTF-8, or that has no kind, is ErrInvalid and is not put.", func(w *world) {
+		storeRule("PostInvalid", "A note whose id is not 1 to 128 bytes of UTF-8, or whose kind is not 1 to 64 bytes of a to z and _, is ErrInvalid and is not put.", func(w *world) {
 			key := w.run()
 			for _, id := range []string{"", strings.Repeat("x", 129), "\xff"} {
 				w.is(w.Post(w.ctx, key, w.note(id, w.now), w.now), psych.ErrInvalid, "Post of a note with id %.20q", id)
 			}
-			n := w.note("m", w.now)
-			n.Kind = ""
-			w.is(w.Post(w.ctx, key, n, w.now), psych.ErrInvalid, "Post of a note without a kind")
+			for _, kind := range []psych.Kind{"", "a\x00b", "User", psych.Kind(strings.Repeat("x", 65))} {
+				n := w.note("m", w.now)
+				n.Kind = kind
+				w.is(w.Post(w.ctx, key, n, w.now), psych.ErrInvalid, "Post of a note of kind %.20q", string(kind))
+			}
 			w.waits(key, "after illegal notes")
 			w.check(w.get(key).Posted == 0, "Posted is not 0 after illegal notes")
 		}),
@@ -251,12 +271,21 @@ func inboxRules() []Rule[psych.Store] {
 			w.check(info.Posted == contenders, "Posted is %d after %d concurrent posts", info.Posted, contenders)
 			w.check(info.DueAt.Equal(w.now), "DueAt is %v, want %v, the earliest of concurrent posts", info.DueAt, w.now)
 		})),
-		storeRule("PendingOrder", "Pending returns notes in order of Time, then ID, whatever the order in which they were posted.", func(w *world) {
+		storeRule("PendingOrder", "Pending returns notes in order of Time, then ID, then Kind, whatever the order in which they were posted.", func(w *world) {
 			key := w.run()
 			var want []psych.Note
 			for i, t := range []time.Time{time.Unix(999, 999_999_000), time.Unix(1000, 0), time.Unix(1e8-1, 0), time.Unix(1e8, 1000), w.now, w.now.Add(time.Microsecond), w.now.Add(time.Second)} {
 				for _, id := range []string{"\x00", "#", "10", "2", "B", "a", "aa", "ab", "b", "é", "日"} {
-					want = append(want, w.note(fmt.Sprint(id, " ", i), t))
+					n := w.note(fmt.Sprint(id, " ", i), t)
+					if id == "a" {
+						abort := n
+						abort.Kind = psych.KindAbortRequested
+						want = append(want, abort)
+					}
+					want = append(want, n)
+				}
+				for _, id := range []string{"", "\x00y"} { // what separates in one store's keys may be in an id
+					want = append(want, w.note(fmt.Sprint("鿿", i, id), t))
 				}
 			}
 			for _, i := range rand.Perm(len(want)) {
@@ -280,16 +309,16 @@ func inboxRules() []Rule[psych.Store] {
 			w.is(err, psych.ErrNotFound, "Pending of a Run that never was")
 			w.waits(w.run(), "in a new Run")
 		}),
-		storeRule("SettleNamed", "Settle removes the notes that Time and ID name, and no others.", func(w *world) {
+		storeRule("SettleNamed", "Settle removes the notes that Time, ID and Kind name, and no others.", func(w *world) {
 			key, other := w.run(), w.run()
 			a, b, c := w.note("a", w.now), w.note("b", w.now), w.note("c", w.now.Add(time.Microsecond))
 			for _, n := range []psych.Note{a, b, c} {
 				w.post(key, n, w.now)
 			}
 			w.post(other, b, w.now)
-			w.ok(w.Settle(w.ctx, key, []psych.Note{{ID: "b", Time: b.Time}}), "Settle")
+			w.ok(w.Settle(w.ctx, key, []psych.Note{{ID: "b", Kind: b.Kind, Time: b.Time}}), "Settle")
 			w.waits(key, "after b was settled", a, c)
-			w.ok(w.Settle(w.ctx, key, []psych.Note{{ID: "c", Time: c.Time.Add(time.Microsecond)}, {ID: "a", Time: c.Time}}), "Settle")
+			w.ok(w.Settle(w.ctx, key, []psych.Note{{ID: "c", Kind: c.Kind, Time: c.Time.Add(time.Microsecond)}, {ID: "a", Kind: a.Kind, Time: c.Time}}), "Settle")
 			w.waits(key, "after notes of other times were settled", a, c)
 			w.waits(other, "in another Run", b)
 		}),

@@ -45,7 +45,7 @@ type Attachment struct {
 // kept as far as it got. Different attachments may be written concurrently.
 //
 // An empty name, one that is not valid UTF-8, and a 101st attachment are
-// ErrInvalid. Outside of a Run, as in a test of a tool, writes are counted and
+// ErrInvalid. Of a Call that no Runtime made, as in a test of a tool, writes are
 // let go.
 func (c *Call) Attach(name, contentType string, o *AttachOptions) (io.WriteCloser, error) {
 	if name == "" || !utf8.ValidString(name) {
@@ -58,6 +58,10 @@ func (c *Call) Attach(name, contentType string, o *AttachOptions) (io.WriteClose
 		return nopCloser{io.Discard}, nil
 	}
 	return c.outputs.open(name, contentType, *o)
+}
+
+func tooManyAttachments(name string) error {
+	return fmt.Errorf("psych: attachment %.80q: a call has at most %d: %w", name, MaxAttachments, ErrInvalid)
 }
 
 // shortName is the name of an attachment as recorded: its first 256 bytes.
@@ -104,7 +108,7 @@ func (s *callOutputs) open(name, contentType string, o AttachOptions) (io.WriteC
 	case s.over:
 		return nil, fmt.Errorf("psych: attachment %.80q: the call is over: %w", name, ErrInvalid)
 	case len(s.list) == MaxAttachments:
-		return nil, fmt.Errorf("psych: attachment %.80q: a call has at most %d: %w", name, MaxAttachments, ErrInvalid)
+		return nil, tooManyAttachments(name)
 	}
 	r, w := io.Pipe()
 	out := &output{o: o, pipe: w, done: make(chan struct{})}

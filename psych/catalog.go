@@ -106,6 +106,58 @@ type catalog struct {
 	manifest
 	digest       Digest
 	instructions string
+	failing      *sweepFailures // since it was listed; nil: the sweep did not fail to read it anew
+}
+
+// A sweepFailuresDoc stands between a ref and its manifest while the sweep fails to
+// read a catalogue anew, so that all who sweep wait longer each time, and end.
+type sweepFailuresDoc struct {
+	Format  int            `json:"format"`
+	Failing *sweepFailures `json:"failing"`
+}
+
+type sweepFailures struct {
+	Catalog  Digest    `json:"catalog"`  // the manifest
+	Failures int       `json:"failures"` // in a row
+	Listed   time.Time `json:"listed"`   // when the listing began that the manifest tells of; zero: unknown
+	Failed   time.Time `json:"failed"`   // when the last failure was
+}
+
+// without is the catalogue of its manifest alone.
+func (c *catalog) without() *catalog {
+	if c == nil || c.failing == nil {
+		return c
+	}
+	plain := *c
+	plain.failing = nil
+	return &plain
+}
+
+// failures is how often the sweep failed to read it anew.
+func (c *catalog) failures() int {
+	if c.failing == nil {
+		return 0
+	}
+	return c.failing.Failures
+}
+
+// The sweep asks a server that can't be reached, or whose credential is gone,
+// again after half the time of its catalogue, twice that the next time and so
+// on, at most after a day, and after the last of so many failures in a row not
+// any more. Then only a Run that uses the server does.
+const (
+	maxSweepFailures = 12
+	maxSweepWait     = 24 * time.Hour
+)
+
+// retryAfter is how long after failures in a row the sweep tries again; zero:
+// never.
+func retryAfter(key catalogKey, ttl time.Duration, failures int) time.Duration {
+	if failures >= maxSweepFailures {
+		return 0
+	}
+	wait := min(ttl/2<<min(failures-1, maxSweepFailures), maxSweepWait)
+	return wait + jitter(key, wait)
 }
 
 func (c *catalog) version() Digest { return c.digest }

@@ -40,6 +40,7 @@ type catalogs struct {
 type knownCatalog struct {
 	ref    Ref
 	start  time.Time // when the listing began that ref tells of
+	until  time.Time // when the time of the catalogue is over
 	usable bool      // there is a ref, and its manifest can be used
 
 	begun   time.Time // when a listing last began in this process
@@ -88,7 +89,7 @@ func (cs *catalogs) entry(key catalogKey) *knownCatalog {
 
 // fresh reports whether there is no need to look into the store.
 func (k *knownCatalog) fresh(now time.Time) bool {
-	return k.usable && now.Before(k.ref.After) && !k.start.After(now.Add(catalogSkew))
+	return k.usable && now.Before(k.until) && !k.start.After(now.Add(catalogSkew))
 }
 
 // floored reports whether the last listing began too short a time ago for
@@ -214,6 +215,12 @@ func (cs *catalogs) adopt(key catalogKey, ref Ref, c *catalog) (news bool) {
 	}
 	news = !ref.Equal(k.ref)
 	k.ref, k.start, k.usable = ref, listingStart(key, ref, c), c != nil
+	if k.until = ref.After; k.usable && c.failing != nil {
+		// The sweep may wait long; a Run asks the server before.
+		if at := c.failing.Failed.Add(c.ttl() / 2); at.Before(k.until) {
+			k.until = at
+		}
+	}
 	return news
 }
 
@@ -223,6 +230,21 @@ func (cs *catalogs) past(ctx context.Context, tenant string, version Digest) (*c
 		data, err := cs.store.GetDoc(ctx, tenant, version)
 		if err != nil {
 			return storedCatalog{}, 0, err
+		}
+		if f := decodeFailing(data); f != nil {
+			c, err := cs.past(ctx, tenant, f.Catalog)
+			switch {
+			case err == nil && c.failing != nil:
+				return storedCatalog{nil, errNoCatalog}, int64(len(data)), nil
+			case errors.Is(err, errNewerFormat), errors.Is(err, errNoCatalog):
+				return storedCatalog{nil, err}, int64(len(data)), nil
+			case err != nil:
+				return storedCatalog{}, 0, err
+			}
+			c = c.without()
+			is := *c
+			is.failing = f
+			return storedCatalog{&is, nil}, int64(len(data)), nil
 		}
 		c, err := decodeCatalog(version, data)
 		return storedCatalog{c, err}, int64(2 * len(data)), nil
@@ -425,9 +447,9 @@ func (cs *catalogs) swap(ctx context.Context, key catalogKey, ref Ref, stored *c
 		}
 		next := seen
 		if stored != nil && stored.same(seen) {
-			next = stored
+			next = stored.without()
 		}
-		if next == seen && !written || next == stored {
+		if next == seen && !written || next != seen {
 			if err := cs.write(ctx, key.tenant, stored, next, docs); err != nil {
 				return nil, err
 			}
@@ -481,7 +503,7 @@ func (cs *catalogs) write(ctx context.Context, tenant string, stored, next *cata
 		delete(cs.damaged, docKey{tenant, d})
 	}
 	cs.mu.Unlock()
-	if next == stored {
+	if stored != nil && next.digest == stored.digest {
 		return nil
 	}
 	if err := put(ctx, next.digest); err != nil {
@@ -494,7 +516,10 @@ func (cs *catalogs) write(ctx context.Context, tenant string, stored, next *cata
 // listingStart is when the listing began that ref tells of; zero if that is
 // unknown.
 func listingStart(key catalogKey, ref Ref, c *catalog) time.Time {
-	if c == nil || ref.After.IsZero() {
+	switch {
+	case c != nil && c.failing != nil:
+		return c.failing.Listed
+	case c == nil || ref.After.IsZero():
 		return time.Time{}
 	}
 	return ref.After.Add(-c.ttl() - jitter(key, c.ttl()))
@@ -531,7 +556,7 @@ func (cs *catalogs) due(ctx context.Context, ref RefKey) (*dueCatalog, error) {
 	case is.After.IsZero() || is.After.After(cs.now()):
 		return nil, nil
 	case c == nil:
-		return nil, cs.move(ctx, key, func(*catalog) time.Time { return time.Time{} })
+		return nil, cs.move(ctx, key, nil)
 	}
 	a := &c.Connection
 	d := &dueCatalog{key: key, scope: c.Scope, connection: Connection{
@@ -542,29 +567,46 @@ func (cs *catalogs) due(ctx context.Context, ref RefKey) (*dueCatalog, error) {
 }
 
 // postpone lets a catalogue that is due, and could not be refreshed, be due
-// again after half its time.
-func (cs *catalogs) postpone(ctx context.Context, key catalogKey) error {
-	// Less than all of it: the ref then tells of a listing that began half the
-	// time ago, so that one which is under way still wins.
-	return cs.move(ctx, key, func(c *catalog) time.Time {
+// again: see retryAfter. So long as it is not, a listing that is under way still
+// wins. It reports whether it is due no more, until it is refreshed.
+func (cs *catalogs) postpone(ctx context.Context, key catalogKey) (ends bool, err error) {
+	err = cs.move(ctx, key, func(ref Ref, c *catalog) (*sweepFailures, time.Time) {
 		if c == nil {
-			return time.Time{}
+			ends = true
+			return nil, time.Time{}
 		}
-		return microseconds(cs.now()).Add(c.ttl() / 2)
+		f := &sweepFailures{Catalog: c.digest, Failures: c.failures() + 1, Listed: listingStart(key, ref, c).UTC(), Failed: microseconds(cs.now()).UTC()}
+		wait := retryAfter(key, c.ttl(), f.Failures)
+		if ends = wait == 0; ends {
+			return f, time.Time{}
+		}
+		return f, f.Failed.Add(wait)
 	})
+	return ends, err
 }
 
 // retire lets a catalogue that is due never be so again, until it is refreshed.
 func (cs *catalogs) retire(ctx context.Context, key catalogKey) error {
-	return cs.move(ctx, key, func(*catalog) time.Time { return time.Time{} })
+	return cs.move(ctx, key, nil)
 }
 
-// move changes the After of a catalogue that is due, unless somebody else
-// changes the ref meanwhile.
-func (cs *catalogs) move(ctx context.Context, key catalogKey, after func(*catalog) time.Time) error {
+// move changes the After of a catalogue that is due, and what is known of its
+// failures, unless somebody else changes the ref meanwhile. A nil when is never.
+func (cs *catalogs) move(ctx context.Context, key catalogKey, when func(Ref, *catalog) (*sweepFailures, time.Time)) error {
 	ref, c, err := cs.current(ctx, key)
 	if err == nil && ref.Seq > 0 && !ref.After.IsZero() && !ref.After.After(cs.now()) {
-		to := Ref{Doc: ref.Doc, Seq: ref.Seq + 1, After: after(c)}
+		to := Ref{Doc: ref.Doc, Seq: ref.Seq + 1}
+		if when != nil {
+			var f *sweepFailures
+			if f, to.After = when(ref, c); f != nil {
+				is := *c
+				is.failing, c = f, &is
+				to.Doc, err = cs.putFailing(ctx, key.tenant, f)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("psych: move the time of catalogue %q of tenant %q: %w", key.ref, key.tenant, err)
+		}
 		if err = repeat(ctx, func() error { return cs.store.SwapRef(ctx, key.tenant, key.ref, ref, to) }); err == nil {
 			cs.adopt(key, to, c)
 		}
@@ -573,6 +615,25 @@ func (cs *catalogs) move(ctx context.Context, key catalogKey, after func(*catalo
 		return fmt.Errorf("psych: move the time of catalogue %q of tenant %q: %w", key.ref, key.tenant, err)
 	}
 	return nil
+}
+
+// putFailing stores what is known of the failures of a catalogue.
+func (cs *catalogs) putFailing(ctx context.Context, tenant string, f *sweepFailures) (d Digest, err error) {
+	data, err := json.Marshal(sweepFailuresDoc{catalogFormat, f})
+	if err != nil {
+		return d, err
+	}
+	d = sha256.Sum256(data)
+	return d, repeat(ctx, func() error { return cs.store.PutDoc(ctx, tenant, d, data) })
+}
+
+// decodeFailing returns nil for what is another document.
+func decodeFailing(data []byte) *sweepFailures {
+	var doc sweepFailuresDoc
+	if len(data) > 1000 || json.Unmarshal(data, &doc) != nil || doc.Format != catalogFormat || doc.Failing == nil || doc.Failing.Failures < 1 {
+		return nil
+	}
+	return doc.Failing
 }
 
 // inParallel calls f for each of n, a few at once, and ends with the first

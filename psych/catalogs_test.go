@@ -937,8 +937,8 @@ var catalogRules = []struct {
 		// that is under way still wins.
 		w.clock.advance(catalogTTL * 11 / 10)
 		version := w.stored().version()
-		if err := q.postpone(ctx0, w.key); err != nil {
-			w.Fatal(err)
+		if ends, err := q.postpone(ctx0, w.key); err != nil || ends {
+			w.Fatal(ends, err)
 		}
 		if isListed() || due(q) != nil || w.stored().version() != version {
 			w.Error("it is due though it was postponed")
@@ -956,7 +956,11 @@ var catalogRules = []struct {
 		// Postponing what is not due changes nothing.
 		q.refresh(named("b"))
 		before := w.ref()
-		for _, f := range []func(context.Context, catalogKey) error{q.postpone, q.retire} {
+		postpone := func(ctx context.Context, key catalogKey) error {
+			_, err := q.postpone(ctx, key)
+			return err
+		}
+		for _, f := range []func(context.Context, catalogKey) error{postpone, q.retire} {
 			if err := f(ctx0, w.key); err != nil || !w.ref().Equal(before) {
 				w.Errorf("it moved to %+v: %v", w.ref(), err)
 			}
@@ -977,6 +981,54 @@ var catalogRules = []struct {
 		w.is(q.refresh(named("c")), "after it was retired", "c")
 		if w.clock.advance(time.Hour); due(q) == nil {
 			w.Error("it is never due again")
+		}
+
+		// The waits behind failures grow, whoever sweeps, and end; a refresh
+		// begins anew.
+		version = w.stored().version()
+		var waits []time.Duration
+		for ends := false; !ends; {
+			if len(waits) > 100 {
+				w.Fatal("it never ends")
+			}
+			sweeper := w.process()
+			var err error
+			if ends, err = sweeper.postpone(ctx0, w.key); err != nil {
+				w.Fatal(err)
+			}
+			if w.stored().version() != version {
+				w.Error("its version is another one, since it could not be read")
+			}
+			if w.clock.advance(catalogTTL/2 + time.Second); !w.process().stale(w.key) {
+				w.Errorf("after %d failures a Run does not ask the server", len(waits)+1)
+			}
+			if wait := w.ref().After.Sub(w.clock.now()) + catalogTTL/2 + time.Second; !ends {
+				waits = append(waits, wait)
+				w.clock.advance(wait)
+				if due(w.process()) == nil {
+					w.Error("it is not due when its wait is over")
+				}
+			}
+		}
+		if n := len(waits); n != maxSweepFailures-1 || waits[0] < catalogTTL/2 || waits[n-1] < maxSweepWait || waits[n-1] > maxSweepWait*11/10 {
+			w.Errorf("it waits for %v", waits)
+		}
+		for i, wait := range waits[1:] {
+			if wait < waits[i] || wait > waits[i]*21/10 {
+				w.Errorf("it waits for %v and then %v", waits[i], wait)
+			}
+		}
+		w.clock.advance(1000 * time.Hour)
+		if isListed() || due(q) != nil {
+			w.Error("it is due though the sweep gave it up")
+		}
+		w.is(w.process().refresh(named("c")), "after the sweep gave it up", "c")
+		if c := w.stored(); c.failing != nil || c.version() != version {
+			w.Errorf("read anew it is version %s of failures %+v", c.version(), c.failing)
+		}
+		w.clock.advance(time.Hour)
+		if _, err := q.postpone(ctx0, w.key); err != nil || w.stored().failing.Failures != 1 {
+			w.Errorf("the first failure is counted as %+v, %v", w.stored().failing, err)
 		}
 
 		// Refs of others and broken ones.

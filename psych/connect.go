@@ -41,6 +41,8 @@ type Connector interface {
 	// outlives ctx. A credential that the server refuses is
 	// ErrUnauthorized, and a server that can't be reached or is no MCP server
 	// any other error, whose text holds neither the secret nor a URL's query.
+	// One that does not return within a second after ctx ended is left behind,
+	// and the session that it returns then is closed.
 	Connect(ctx context.Context, c *Connection, o ConnectOptions) (Session, error)
 }
 
@@ -67,7 +69,9 @@ type Session interface {
 	Instructions() string
 
 	// ListTools reads one page of tools: nil begins, and a cursor that the
-	// page before gave goes on, an empty one too.
+	// page before gave goes on, an empty one too. One that does not return
+	// within a second after ctx ended is left behind, and nobody uses the
+	// session again.
 	ListTools(ctx context.Context, cursor *string) (ToolPage, error)
 
 	// CallTool calls a tool as the catalogue knows it, with c.Arguments and,
@@ -131,7 +135,9 @@ type Secrets interface {
 	// Secret returns the credential of that name for the Scope. Where there is
 	// none (yet), or it may not be sent to that URL, the error matches
 	// ErrNotFound or ErrAccessDenied. With Stale set it looks past what it
-	// keeps, and returns the one of that Identity only if there is no newer.
+	// keeps, and returns the one of that Identity only if there is no newer. One
+	// that does not return within a second after ctx ended is left behind, and
+	// what it returns is dropped.
 	Secret(ctx context.Context, r SecretRequest) (Secret, error)
 }
 

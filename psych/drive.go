@@ -267,13 +267,13 @@ func (d *driver) look() error {
 		return fmt.Errorf("psych: look into the inbox of run %s: %w", d.key, err)
 	}
 	d.waiting = d.waiting[:0]
-	seen := map[string]bool{}
+	seen := map[noteKey]bool{}
 	for _, n := range notes {
-		if _, delivered := d.state.notes[n.ID]; delivered || seen[n.ID] {
+		if _, delivered := d.state.notes[n.noteKey()]; delivered || seen[n.noteKey()] {
 			d.settling = append(d.settling, n)
 			continue
 		}
-		seen[n.ID] = true
+		seen[n.noteKey()] = true
 		d.waiting = append(d.waiting, n)
 	}
 	return nil

@@ -617,6 +617,34 @@ func TestAbort(t *testing.T) {
 			t.Errorf("the next message: %s, %+v", rep.Status, rep.Exchanges)
 		}
 	}
+	for _, delivered := range []bool{true, false} {
+		t.Run(fmt.Sprintf("with the id of a message, delivered: %v", delivered), func(t *testing.T) {
+			h := newHarness(t, "steps: [{stall: true}, {text: done}]")
+			key := h.start("go")
+			ctx := context.Background()
+			message := psych.AbortRequest{ID: "m1", Message: "m1", Reason: "enough"}
+			if delivered {
+				go func() {
+					for len(h.kinds(key)) < 4 {
+						time.Sleep(time.Millisecond)
+					}
+					if err := h.rt.Abort(ctx, key, message); err != nil {
+						t.Error(err)
+					}
+				}()
+			} else if err := errors.Join(h.rt.Abort(ctx, key, message), h.rt.Abort(ctx, key, message)); err != nil {
+				t.Fatal(err)
+			}
+			h.drive(key)
+			rep := h.report(key)
+			if len(rep.Exchanges) != 1 || rep.Exchanges[0].Closed != psych.StatusAborted || rep.Waiting != 0 {
+				t.Errorf("%+v, %d notes wait", rep.Exchanges, rep.Waiting)
+			}
+			if got := strings.Join(h.kinds(key), " "); strings.Count(got, "abort_requested") != 1 {
+				t.Errorf("log %s; want one abort", got)
+			}
+		})
+	}
 	for name, local := range map[string]bool{"here": true, "elsewhere": false} {
 		t.Run("during a tool, "+name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 // codeNotDriven is that of an exchange which Fail closed.
 const codeNotDriven = "not_driven"
 
-// failTime bounds what Fail takes, within its context.
+// failTime is what Fail has to give the Run back when its time is over: within
+// its context's deadline, or once its context was cancelled.
 const failTime = defaultMargin
 
 // Fail closes as failed the exchange that a wake was for, which was sent at a
@@ -30,12 +31,24 @@ const failTime = defaultMargin
 // is not there is [ErrNotFound]. Any other error leaves the Run to be driven, or
 // failed, again.
 //
+// Fail returns within the deadline of ctx: five seconds before it, or halfway
+// where less than ten are left, it stops, and gives the Run back in what is left.
+// Where ctx is cancelled, it does so within five seconds, and within the deadline.
+//
 // sent and the times of notes and records come from the clocks of several
 // machines. As far as these differ, Fail may take progress for what was before,
 // or a note for what was posted later; that one is then driven as any other.
 func (r *Runtime) Fail(ctx context.Context, key RunKey, sent time.Time, reason string) error {
 	if err := errors.Join(ctx.Err(), key.Check()); err != nil {
 		return err
+	}
+	whole, late := ctx, failTime
+	end, limited := ctx.Deadline()
+	if limited {
+		late = min(late, time.Until(end)/2)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end.Add(-late))
+		defer cancel()
 	}
 	info, err := r.store.GetRun(ctx, key)
 	if err != nil {
@@ -81,9 +94,12 @@ func (r *Runtime) Fail(ctx context.Context, key RunKey, sent time.Time, reason s
 	}
 	if ctx.Err() != nil {
 		// What is unwritten is written, and the lease given back, all the same.
-		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), failTime)
+		if limited {
+			late = min(failTime, time.Until(end))
+		}
+		store, cancel := context.WithTimeout(context.WithoutCancel(whole), late)
 		defer cancel()
-		f.store = late
+		f.store = store
 	}
 	_, err = f.giveUp(r.lacks(f.store, key, err))
 	return fmt.Errorf("psych: fail run %s: %w", key, err)
@@ -128,7 +144,7 @@ func (f *failing) left(notes []Note) bool {
 		return true
 	}
 	for _, n := range notes {
-		if _, delivered := f.state.notes[n.ID]; !delivered {
+		if _, delivered := f.state.notes[n.noteKey()]; !delivered {
 			return true
 		}
 	}

@@ -15,6 +15,72 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
+// Fail returns within its context's deadline, and gives the Run back before; of
+// one that is cancelled within five seconds, and within the deadline.
+func TestFailInTime(t *testing.T) {
+	for name, c := range map[string]struct{ deadline, cancelled, within time.Duration }{
+		"a deadline":                         {20 * time.Second, 0, 20 * time.Second},
+		"a short deadline":                   {4 * time.Second, 0, 4 * time.Second},
+		"cancelled":                          {0, 3 * time.Second, 8 * time.Second},
+		"cancelled a moment before the end":  {20 * time.Second, 14 * time.Second, 19 * time.Second},
+		"cancelled after what is left of it": {20 * time.Second, 18 * time.Second, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, "steps: [{text: fine}]")
+				key := h.start("go")
+				sent := time.Now()
+				time.Sleep(time.Hour)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				if c.deadline > 0 {
+					ctx, cancel = context.WithTimeout(ctx, c.deadline)
+					defer cancel()
+				}
+				if c.cancelled > 0 {
+					defer time.AfterFunc(c.cancelled, cancel).Stop()
+				}
+				began := time.Now()
+				hang := &hangingStore{Store: h.tap}
+				rt, err := psych.New(hang, &h.o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = rt.Fail(ctx, key, sent, "it crashed 5 times")
+				if took := time.Since(began); err == nil || took > c.within {
+					t.Errorf("%v after %v, want an error within %v", err, took, c.within)
+				}
+				if hang.looks < 2 || hang.released == 0 {
+					t.Errorf("it looked %d times, and tried %d times to give the Run back", hang.looks, hang.released)
+				}
+			})
+		})
+	}
+}
+
+// A hangingStore answers neither the second Pending, which is that behind the
+// Claim, nor a Release before its context ends.
+type hangingStore struct {
+	psych.Store
+	looks, released int
+}
+
+func (s *hangingStore) Pending(ctx context.Context, key psych.RunKey) ([]psych.Note, error) {
+	if s.looks++; s.looks == 1 {
+		return s.Store.Pending(ctx, key)
+	}
+	<-ctx.Done()
+	return nil, fmt.Errorf("it hangs: %w: %w", psych.ErrUnavailable, ctx.Err())
+}
+
+func (s *hangingStore) Release(ctx context.Context, _ psych.Lease, _ time.Time, _ string) error {
+	if ctx.Err() == nil {
+		s.released++
+	}
+	<-ctx.Done()
+	return fmt.Errorf("it hangs: %w: %w", psych.ErrUnavailable, ctx.Err())
+}
+
 // fail fails a Run, and says which Runs were woken.
 func (h *harness) fail(key psych.RunKey, sent time.Time) (woken int, err error) {
 	h.t.Helper()

@@ -44,12 +44,12 @@ type state struct {
 	spent    spend
 
 	history []item
-	tails   map[int]*Tail       // trailing messages of answered model calls, by the item of history that they stood behind
-	large   []*part             // over the threshold of history, and not trimmed
-	batches []*batch            // by turn, from 1 at index 0; nil without calls
-	wireIDs map[string]struct{} // provider ids that are on the wire
-	notes   map[string]struct{} // ids of delivered notes
-	bytes   int64               // what the payloads take, about
+	tails   map[int]*Tail        // trailing messages of answered model calls, by the item of history that they stood behind
+	large   []*part              // over the threshold of history, and not trimmed
+	batches []*batch             // by turn, from 1 at index 0; nil without calls
+	wireIDs map[string]struct{}  // provider ids that are on the wire
+	notes   map[noteKey]struct{} // delivered
+	bytes   int64                // what the payloads take, about
 }
 
 // An exchange is what lies between a user message and the answer that closes it.
@@ -117,9 +117,17 @@ type wireMark struct {
 	messages int
 }
 
+// A noteKey tells notes apart: a client may give an abort the id of a message.
+type noteKey struct {
+	kind Kind
+	id   string
+}
+
+func (n *Note) noteKey() noteKey { return noteKey{n.Kind, n.ID} }
+
 func newState(run RunKey, limits Limits) *state {
 	return &state{run: run, rules: projections[projectionVersion], limits: limits.withDefaults(), status: StatusOpen,
-		wireIDs: map[string]struct{}{}, notes: map[string]struct{}{}, tails: map[int]*Tail{}}
+		wireIDs: map[string]struct{}{}, notes: map[noteKey]struct{}{}, tails: map[int]*Tail{}}
 }
 
 func (s *state) corrupt(r *Record, reason Reason, format string, args ...any) error {
@@ -166,7 +174,7 @@ func (s *state) apply(r *Record) error {
 	case *ToolCallFinished:
 		err = s.toolCallFinished(r, e)
 	case *AbortRequested:
-		s.notes[e.ID] = struct{}{}
+		s.notes[noteKey{e.Kind(), e.ID}] = struct{}{}
 		if s.aborts(e) {
 			s.exchange.aborting, s.exchange.reason = true, e.Reason
 		}
@@ -211,7 +219,7 @@ func (s *state) userMessage(r *Record, e *UserMessage) error {
 		s.exchanges++
 		s.status = StatusOpen
 	}
-	s.notes[e.ID] = struct{}{}
+	s.notes[noteKey{e.Kind(), e.ID}] = struct{}{}
 	s.history = append(s.history, item{user: e})
 	s.fruitless = 0
 	s.failure, s.answered = nil, nil

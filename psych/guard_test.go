@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/psych-go/psych-go/adapters/memory"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -406,5 +407,157 @@ func TestConnectionRevoked(t *testing.T) {
 	h.drive(key)
 	if rep := h.report(key); rep.Status != psych.StatusCompleted {
 		t.Errorf("%+v", rep.Exchanges)
+	}
+}
+
+// A Policy, Secrets or Connector that does not heed its context holds up neither
+// an abort nor the end of a Drive, and what it returns late is nobody's.
+func TestPortsThatDoNotHeed(t *testing.T) {
+	for _, port := range []string{"Policy", "Secrets", "Connector", "Session"} {
+		for _, abort := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, aborted: %v", port, abort), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					n := newNetwork()
+					c := n.add("small", remoteTool("look", 40))
+					c.Credential = "token"
+					n.secrets["token"] = psych.Secret{Value: "right", Identity: "one"}
+					n.change("small", false, func(s *testServer) { s.secret = "right" })
+					h := newHarness(t, "steps: [{calls: [{name: small__look, arguments: {text: a}}]}, {text: done}]")
+					h.withServers(n, c)
+					p := &deafPorts{network: n, deaf: port, goOn: make(chan struct{})}
+					h.o.Connector, h.o.Secrets, h.o.Policy = p, p, p
+					h.restart()
+					key := h.start("go")
+					began := time.Now()
+					ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+					defer cancel()
+					if abort {
+						go func() {
+							time.Sleep(time.Second)
+							if err := h.rt.Abort(context.Background(), key, psych.AbortRequest{Reason: "enough"}); err != nil {
+								t.Error(err)
+							}
+						}()
+					}
+					out, err := h.rt.Drive(ctx, key, nil)
+					// A model was called, where refreshTime ended what hung.
+					if took := time.Since(began); abort && (out != psych.Closed || took > 5*time.Second) || took > 40*time.Second {
+						t.Errorf("Drive returned %v, %v after %v", out, err, took)
+					}
+					if abort {
+						if rep := h.report(key); rep.Exchanges[0].Closed != psych.StatusAborted {
+							t.Errorf("%+v", rep.Exchanges)
+						}
+					}
+					p.hear()
+					synctest.Wait()
+					if got := n.server("small"); port == "Connector" && (got.connects != 1 || got.closes != 1) {
+						t.Errorf("of %d sessions that came late %d were closed", got.connects, got.closes)
+					}
+					time.Sleep(2 * time.Minute)
+					if err := h.rt.Send(context.Background(), key, psych.ClientMessage{ID: "m2", Text: "again"}); err != nil {
+						t.Fatal(err)
+					}
+					h.drive(key)
+					if rep := h.report(key); rep.Status != psych.StatusCompleted || len(n.server("small").calls) == 0 {
+						t.Errorf("the next exchange: %+v, %v", rep.Exchanges, n.server("small").calls)
+					}
+					if err := h.rt.Close(); err != nil {
+						t.Error(err)
+					}
+					if got := n.server("small"); got.connects != got.closes {
+						t.Errorf("of %d sessions %d were closed", got.connects, got.closes)
+					}
+				})
+			})
+		}
+	}
+}
+
+// deafPorts are those of a network, of which one does not heed its context
+// before it may go on, and then answers what holds no more.
+type deafPorts struct {
+	*network
+	deaf string
+
+	mu    sync.Mutex
+	hears bool
+	goOn  chan struct{}
+}
+
+func (p *deafPorts) hear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hears = true
+	close(p.goOn)
+}
+
+// late waits, and reports whether the answer is a late one.
+func (p *deafPorts) late(port string) bool {
+	p.mu.Lock()
+	hears := p.hears
+	p.mu.Unlock()
+	if hears || port != p.deaf {
+		return false
+	}
+	<-p.goOn
+	return true
+}
+
+func (p *deafPorts) Filter(ctx context.Context, s psych.Scope) (psych.Permit, error) {
+	if p.late("Policy") {
+		return func(*psych.Connection, string) bool { return false }, nil
+	}
+	return p.network.Filter(ctx, s)
+}
+
+func (p *deafPorts) Secret(ctx context.Context, r psych.SecretRequest) (psych.Secret, error) {
+	if p.late("Secrets") {
+		return psych.Secret{Value: "wrong", Identity: "two"}, nil
+	}
+	return p.network.Secret(ctx, r)
+}
+
+func (p *deafPorts) Connect(ctx context.Context, c *psych.Connection, o psych.ConnectOptions) (psych.Session, error) {
+	p.late("Connector")
+	s, err := p.network.Connect(ctx, c, o)
+	if err != nil {
+		return nil, err
+	}
+	return deafSession{s, p}, nil
+}
+
+type deafSession struct {
+	psych.Session
+	p *deafPorts
+}
+
+func (s deafSession) ListTools(ctx context.Context, cursor *string) (psych.ToolPage, error) {
+	if s.p.late("Session") {
+		return psych.ToolPage{}, nil
+	}
+	return s.Session.ListTools(ctx, cursor)
+}
+
+// The definitions of a Spec's tools are bounded as it is published.
+func TestDefinitionsBytes(t *testing.T) {
+	var tools []*psych.Tool
+	var names []string
+	for i := range 5 {
+		name := fmt.Sprintf("tool%d", i)
+		names = append(names, name)
+		tools = append(tools, psych.NewRawTool(psych.ToolDef{Name: name, Schema: json.RawMessage(`{"type":"object","description":"` + strings.Repeat("d", 250<<10) + `"}`)}, func(context.Context, *psych.Call) (*psych.Result, error) { return psych.Text(""), nil }, nil))
+	}
+	rt, err := psych.New(memory.New(nil), &psych.Options{Tools: tools})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rt.Publish(context.Background(), "t", &psych.Spec{Name: "n", Tools: names[:4]}); err != nil {
+		t.Error(err)
+	}
+	_, err = rt.Publish(context.Background(), "t", &psych.Spec{Name: "n", Tools: names})
+	var bad *psych.SpecError
+	if !errors.As(err, &bad) || len(bad.Problems) != 1 || bad.Problems[0].Path != "tools" || !strings.Contains(bad.Problems[0].Message, "its 5 tools have 128") {
+		t.Errorf("%.300v, want what is too large of the tools", err)
 	}
 }

@@ -241,18 +241,15 @@ func (r *Runtime) remote(ctx context.Context, s Scope, ts *toolset, ref ToolRef)
 // be compiled is left to the server.
 func (r *Runtime) schemaOf(of Digest, def *RemoteTool) *schema {
 	r.mu.Lock()
-	s := r.schemas[of]
+	s, ok := r.schemas.get(of)
 	r.mu.Unlock()
-	if s != nil {
+	if ok {
 		return s
 	}
 	s, _ = compileTool(def.Schema)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.schemas) >= maxCachedKinds {
-		clear(r.schemas)
-	}
-	r.schemas[of] = s
+	r.schemas.put(of, s, int64(8*len(def.Schema)+keptHead)) // compiled it takes several times its bytes
 	return s
 }
 

@@ -15,7 +15,8 @@ import (
 type Policy interface {
 	// Filter is asked as each turn begins, and again before each call. The
 	// function that it returns is pure, and is used for that moment alone. An
-	// error is not taken for a permission.
+	// error is not taken for a permission. It returns when ctx ends; a second
+	// later it is left behind, and what it returns is dropped.
 	Filter(ctx context.Context, s Scope) (Permit, error)
 }
 
@@ -46,11 +47,7 @@ func (r *Runtime) permit(ctx context.Context, s Scope) (Permit, error) {
 	if r.o.Policy == nil {
 		return nil, nil
 	}
-	var p Permit
-	err := r.guarded(ctx, "Policy", func() (err error) {
-		p, err = r.o.Policy.Filter(ctx, s)
-		return err
-	})
+	p, err := heeding(ctx, r, "Policy", func() (Permit, error) { return r.o.Policy.Filter(ctx, s) }, nil)
 	if err != nil {
 		return nil, fmt.Errorf("psych: the policy of tenant %q: %w", s.Tenant, err)
 	}
@@ -253,7 +250,7 @@ func (r *Runtime) refresh(ctx context.Context, s Scope, c *Connection, force boo
 	}
 	err = r.session(ctx, s, c, func(session Session, of catalogKey) (err error) {
 		key = of
-		stored, err = r.catalogs.sync(ctx, key, s, c, session, force)
+		stored, err = r.catalogs.sync(ctx, key, s, c, heededSession{session, r}, force)
 		return err
 	})
 	return stored, key, err

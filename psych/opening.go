@@ -168,9 +168,9 @@ func (r *Runtime) open(ctx context.Context, tenant string, spec *Spec, ts *tools
 		return Digest{}, nil, err
 	}
 	r.mu.Lock()
-	known := r.opened[versionKey{tenant, d}]
+	known, ok := r.opened.get(versionKey{tenant, d})
 	r.mu.Unlock()
-	if known != nil {
+	if ok {
 		return d, known, nil
 	}
 	if err := repeat(ctx, func() error { return r.store.PutDoc(ctx, tenant, d, doc) }); err != nil {
@@ -186,9 +186,9 @@ func (r *Runtime) openingAt(ctx context.Context, tenant string, d Digest) (*open
 		return &openingDoc{}, nil
 	}
 	r.mu.Lock()
-	o := r.opened[versionKey{tenant, d}]
+	o, ok := r.opened.get(versionKey{tenant, d})
 	r.mu.Unlock()
-	if o != nil {
+	if ok {
 		return o, nil
 	}
 	doc, err := r.store.GetDoc(ctx, tenant, d)
@@ -208,10 +208,7 @@ func (r *Runtime) keepOpening(tenant string, d Digest, doc []byte) (*openingDoc,
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.opened) >= maxCachedKinds {
-		clear(r.opened)
-	}
-	r.opened[versionKey{tenant, d}] = o
+	r.opened.put(versionKey{tenant, d}, o, int64(len(doc)+keptHead))
 	return o, nil
 }
 
@@ -379,28 +376,35 @@ func (d *driver) servers() (closed bool, err error) {
 	return false, err
 }
 
-// resolve makes the toolset, and keeps the lease while servers are asked.
+// resolve makes the toolset, and keeps lease and inbox in sight while servers
+// are asked, whose context ends early for an abort. What has not returned a
+// grace after that is left behind, and what it makes is nobody's.
 func (d *driver) resolve(begins bool) error {
-	return d.beside(func(ctx context.Context) (err error) {
-		d.set, err = d.rt.resolve(ctx, d.info.Scope, d.version.Spec.Connections, begins)
-		return err
-	})
-}
-
-// beside runs f, and keeps the lease and the inbox in sight meanwhile. It
-// returns when f has, whose context ends early for an abort.
-func (d *driver) beside(f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(d.ctx)
 	defer cancel(nil)
 	in := make(chan event, 1)
-	go func() { in <- event{done: &besideEnd{f(ctx)}} }()
+	scope, connections := d.info.Scope, d.version.Spec.Connections
+	go func() {
+		set, err := d.rt.resolve(ctx, scope, connections, begins)
+		in <- event{done: &besideEnd{set, err}}
+	}()
 	e, err := d.wait(in, nil)
-	if err != nil {
-		cancel(err)
-		<-in
-		return err
+	if err == nil {
+		d.set = e.done.set
+		return e.done.err
 	}
-	return e.done.err
+	cancel(err)
+	late := time.NewTimer(d.grace())
+	defer late.Stop()
+	select {
+	case <-in:
+	case <-late.C:
+		d.log.ErrorContext(d.ctx, "left behind: what asks servers does not heed its context")
+	}
+	return err
 }
 
-type besideEnd struct{ err error }
+type besideEnd struct {
+	set *toolset
+	err error
+}

@@ -233,7 +233,7 @@ func (r *Runtime) Report(ctx context.Context, key RunKey) (*Report, error) {
 		return nil, fmt.Errorf("psych: report of run %s: %w", key, err)
 	}
 	for _, n := range notes {
-		if _, delivered := s.notes[n.ID]; !delivered {
+		if _, delivered := s.notes[n.noteKey()]; !delivered {
 			rep.Waiting++
 		}
 	}

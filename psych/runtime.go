@@ -30,7 +30,10 @@ const (
 	defaultMargin  = 5 * time.Second
 	defaultFloor   = 15 * time.Second
 	defaultCache   = 64 << 20
-	maxCachedKinds = 256 // Versions, and openings, that a Runtime keeps
+	maxCachedKinds = 256       // credentials, failures of servers, and models, that are kept
+	keptBytes      = 64 << 20  // about, of Versions, of openings, of schemas of servers' tools, each, that are kept
+	keptIndex      = 256 << 20 // about, of the indexes of servers' tools
+	keptHead       = 1 << 10   // of each, beside its bytes
 )
 
 // Options of a Runtime. The zero value works, without what is left out.
@@ -86,7 +89,8 @@ type Options struct {
 const MaxMemoryBytes = 64 << 10
 
 // A Runtime starts, drives and reads Runs. Its methods may be called
-// concurrently. It starts no goroutine that outlives a call.
+// concurrently. It starts no goroutine that outlives a call, but for what a port,
+// a tool or a model does after its context has ended.
 type Runtime struct {
 	store Store
 	o     Options
@@ -102,11 +106,11 @@ type Runtime struct {
 	closers []io.Closer // of what FromEnv opened
 
 	mu       sync.Mutex
-	versions map[versionKey]*Version
-	openings map[openingKey]*opening
-	opened   map[versionKey]*openingDoc      // by tenant and digest
-	schemas  map[Digest]*schema              // of tools of servers, by definition
-	segments map[segmentKey]*lexical.Segment // of the index of tools
+	versions lru[versionKey, *Version]
+	openings lru[openingKey, *opening]
+	opened   lru[versionKey, *openingDoc]      // by tenant and digest
+	schemas  lru[Digest, *schema]              // of tools of servers, by definition
+	segments lru[segmentKey, *lexical.Segment] // of the index of tools
 	failures map[catalogKey]serverFailure
 	driving  map[RunKey]chan struct{} // nudged when an abort is posted in this process
 }
@@ -125,7 +129,7 @@ type openingKey struct {
 // the error.
 func New(s Store, o *Options) (*Runtime, error) {
 	r := &Runtime{
-		store: s, tools: map[string]*Tool{}, versions: map[versionKey]*Version{}, openings: map[openingKey]*opening{}, opened: map[versionKey]*openingDoc{}, schemas: map[Digest]*schema{}, failures: map[catalogKey]serverFailure{}, segments: map[segmentKey]*lexical.Segment{}, driving: map[RunKey]chan struct{}{},
+		store: s, tools: map[string]*Tool{}, failures: map[catalogKey]serverFailure{}, driving: map[RunKey]chan struct{}{},
 	}
 	if o != nil {
 		r.o = *o
@@ -186,6 +190,7 @@ func New(s Store, o *Options) (*Runtime, error) {
 		r.o.CacheBytes = defaultCache
 	}
 	r.warm.limit = r.o.CacheBytes
+	r.versions.limit, r.openings.limit, r.opened.limit, r.schemas.limit, r.segments.limit = keptBytes, keptBytes, keptBytes, keptBytes, keptIndex
 	r.catalogs = newCatalogs(s, r.now, r.log)
 	return r, nil
 }
@@ -246,30 +251,29 @@ func (r *Runtime) Version(ctx context.Context, tenant string, hash Digest) (*Ver
 func (r *Runtime) version(ctx context.Context, tenant string, hash Digest) (*Version, error) {
 	key := versionKey{tenant, hash}
 	r.mu.Lock()
-	v := r.versions[key]
+	v, ok := r.versions.get(key)
 	r.mu.Unlock()
-	if v != nil {
+	if ok {
 		return v, nil
 	}
-	v, err := readVersion(ctx, r.store, tenant, hash)
+	v, size, err := readVersion(ctx, r.store, tenant, hash)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.versions) >= maxCachedKinds {
-		clear(r.versions)
-	}
-	r.versions[key] = v
+	r.versions.put(key, v, int64(size+keptHead))
 	return v, nil
 }
 
-func readVersion(ctx context.Context, docs Docs, tenant string, hash Digest) (*Version, error) {
+// readVersion returns a Version and the bytes of its document.
+func readVersion(ctx context.Context, docs Docs, tenant string, hash Digest) (*Version, int, error) {
 	doc, err := docs.GetDoc(ctx, tenant, hash)
 	if err != nil {
-		return nil, fmt.Errorf("psych: read version %s: %w", hash, err)
+		return nil, 0, fmt.Errorf("psych: read version %s: %w", hash, err)
 	}
-	return decodeVersion(doc)
+	v, err := decodeVersion(doc)
+	return v, len(doc), err
 }
 
 // opening encodes the tools and zone 1 of a Version and of what servers added
@@ -277,9 +281,9 @@ func readVersion(ctx context.Context, docs Docs, tenant string, hash Digest) (*V
 func (r *Runtime) opening(c Codec, v *Version, at Digest, doc *openingDoc) (*opening, error) {
 	key := openingKey{v.Hash, at, c.ID()}
 	r.mu.Lock()
-	o := r.openings[key]
+	o, ok := r.openings.get(key)
 	r.mu.Unlock()
-	if o != nil {
+	if ok {
 		return o, nil
 	}
 	o, err := newOpening(c, v, doc)
@@ -289,10 +293,11 @@ func (r *Runtime) opening(c Codec, v *Version, at Digest, doc *openingDoc) (*ope
 	o.at = at
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.openings) >= maxCachedKinds {
-		clear(r.openings)
+	size := len(o.tools.Bytes) + len(o.static.Bytes) + keptHead
+	for _, b := range o.blocks {
+		size += len(b)
 	}
-	r.openings[key] = o
+	r.openings.put(key, o, int64(size))
 	return o, nil
 }
 
@@ -525,7 +530,8 @@ func certain(err error) bool {
 
 // An AbortRequest names the exchange to end by the id of the message that
 // opened it (empty: the one that is open when the request is taken) and has an
-// id of its own, so that a repetition is one request (empty: a random one).
+// id of its own, so that a repetition is one request (empty: a random one). It
+// may be that of a message: ids of aborts and of messages are apart.
 type AbortRequest struct{ ID, Message, Reason string }
 
 // Abort asks that an exchange end. A driver elsewhere learns of it at its next
@@ -694,7 +700,7 @@ func foldPage(ctx context.Context, s *state, docs Docs, page Page, each ...func(
 			if !ok {
 				return &UnsupportedError{Run: s.run, Seq: rec.Seq, What: fmt.Sprintf("projection version %d", a.Projection)}
 			}
-			v, err := readVersion(ctx, docs, s.run.Tenant, a.Version)
+			v, _, err := readVersion(ctx, docs, s.run.Tenant, a.Version)
 			if err != nil {
 				return err
 			}

@@ -29,9 +29,6 @@ type RankedTool struct {
 	Matches     bool   // the lexical search finds it
 }
 
-// maxSegments bounds the servers whose index a process keeps.
-const maxSegments = 2048
-
 // foundTools is how many tools an answer of a search holds.
 const foundTools = 20
 
@@ -185,9 +182,9 @@ type segmentKey struct {
 func (r *Runtime) segment(ctx context.Context, sv *server) (*lexical.Segment, error) {
 	key := segmentKey{sv.key.tenant, sv.Name, sv.Description, sv.catalog.version()}
 	r.mu.Lock()
-	seg := r.segments[key]
+	seg, ok := r.segments.get(key)
 	r.mu.Unlock()
-	if seg != nil {
+	if ok {
 		return seg, nil
 	}
 	entries := sv.catalog.entries()
@@ -199,17 +196,18 @@ func (r *Runtime) segment(ctx context.Context, sv *server) (*lexical.Segment, er
 	if err != nil {
 		return nil, err
 	}
-	tools := make([]lexical.Tool, len(defs))
+	tools, size := make([]lexical.Tool, len(defs)), keptHead
 	for i := range defs {
 		tools[i] = searched(&defs[i])
+		size += 4*(len(tools[i].Name)+len(tools[i].Text)) + 200 // its words, where they stand
+		for _, arg := range tools[i].Args {
+			size += 4 * len(arg)
+		}
 	}
 	seg = lexical.NewSegment(sv.Name, sv.Description, tools)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.segments) >= maxSegments {
-		clear(r.segments)
-	}
-	r.segments[key] = seg
+	r.segments.put(key, seg, int64(size))
 	return seg, nil
 }
 

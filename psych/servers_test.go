@@ -937,6 +937,43 @@ func TestFreshness(t *testing.T) {
 			t.Errorf("the sweep listed for %+v", s.scopes)
 		}
 	})
+	t.Run("sweep without the credential", func(t *testing.T) {
+		n, clock, h := set(t)
+		c := &h.spec.Connections[0]
+		c.Credential = "token"
+		n.change("small", false, func(s *testServer) { s.tools, s.secret = s.tools[:1], "secret" })
+		back := psych.Secret{Value: "secret", Identity: "one"}
+		n.secrets["token"] = back
+		h.restart()
+		h.drive(h.start2("m2"))
+		delete(n.secrets, "token")
+		h.restart()
+		sweeps, failed := 0, 0
+		for ; sweeps < 24*100; sweeps++ { // each hour of a hundred days
+			clock.add(time.Hour)
+			if _, _, err := h.rt.Sweep(context.Background(), ""); errors.Is(err, psych.ErrNotFound) {
+				failed++
+			} else if err != nil && !errors.Is(err, psych.ErrUnauthorized) { // as the server was used before
+				t.Fatal(err)
+			}
+		}
+		if failed != 12 {
+			t.Errorf("%d sweeps of %d tried a server whose credential is gone, want 12", failed, sweeps)
+		}
+		// It is back: the next Run uses the server, and the sweep reads it again.
+		n.secrets["token"] = back
+		lists := n.server("small").lists
+		h.play("steps: [{calls: [{name: small__look, arguments: {text: a}}]}, {text: done}]")
+		h.restart()
+		h.drive(h.start2("m3"))
+		if got := n.server("small"); len(got.calls) != 1 || got.lists != lists+1 {
+			t.Errorf("the next Run called %v, and listed %d times", got.calls, got.lists-lists)
+		}
+		clock.add(20 * time.Minute)
+		if _, _, err := h.rt.Sweep(context.Background(), ""); err != nil || n.server("small").lists != lists+2 {
+			t.Errorf("the sweep: %v, and %d listings", err, n.server("small").lists-lists)
+		}
+	})
 	t.Run("demand", func(t *testing.T) {
 		n, _, h := set(t)
 		if err := h.rt.Refresh(context.Background(), psych.Scope{Tenant: "t"}, &h.spec.Connections[0]); err != nil {
@@ -1135,6 +1172,43 @@ func TestWorkbench(t *testing.T) {
 	if b, err := io.ReadAll(res.Body); err != nil || string(b) != "ran look" || res.Body.(io.Closer).Close() != nil {
 		t.Errorf("%q, %v", b, err)
 	}
+	if got := res.Attachments(); len(got) != 0 {
+		t.Errorf("%d attachments of a tool that has none", len(got))
+	}
+	// What it attaches comes with its result.
+	n.change("small", false, func(s *testServer) {
+		s.call = func(_ context.Context, name string, c *psych.Call) (*psych.Result, error) {
+			for i := range psych.MaxAttachments + 1 {
+				w, err := c.Attach(fmt.Sprint("file ", i), "text/plain", &psych.AttachOptions{MaxBytes: 6})
+				if i == psych.MaxAttachments {
+					if !errors.Is(err, psych.ErrInvalid) {
+						t.Errorf("one attachment too many: %v", err)
+					}
+				} else if _, err := io.WriteString(w, "abécdé"[:4+i%5]); err != nil || i > 0 && w.Close() != nil {
+					t.Error(err)
+				}
+			}
+			return psych.Text("attached"), nil
+		}
+	})
+	res, err = h.rt.CallTool(ctx, scope, &h.spec, psych.ToolRef{Server: "small", Tool: "look"}, json.RawMessage(`{"text":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(res.Body); err != nil || string(b) != "attached" || res.Body.(io.Closer).Close() != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	held := res.Attachments()
+	if len(held) != psych.MaxAttachments {
+		t.Fatalf("%d attachments, want %d", len(held), psych.MaxAttachments)
+	}
+	for i, a := range held {
+		want := "abécdé"[:4+i%5]
+		if whole := int64(len(want)); a.Name != fmt.Sprint("file ", i) || a.ContentType != "text/plain" || a.Observed != whole || string(a.Data) != want[:min(len(want), 6)] {
+			t.Errorf("attachment %d is %+v of %q", i, a, want)
+		}
+	}
+	n.change("small", false, func(s *testServer) { s.call, s.calls = nil, s.calls[:1] })
 	for ref, args := range map[psych.ToolRef]string{{Server: "small", Tool: "see"}: `{"text":"a"}`, {Server: "small", Tool: "look"}: `{}`, {Server: "x", Tool: "look"}: `{}`} {
 		if _, err := h.rt.CallTool(ctx, scope, &h.spec, ref, json.RawMessage(args)); !errors.Is(err, psych.ErrInvalid) {
 			t.Errorf("%v: %v, want ErrInvalid", ref, err)

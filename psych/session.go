@@ -16,6 +16,9 @@ const (
 	maxSessions = 64
 	idleSession = 5 * time.Minute // after which a session is closed as soon as another is asked for
 	keepSecret  = time.Minute
+
+	heedTime  = time.Second      // that a port has to return when its context has ended
+	closeTime = 10 * time.Second // that a session has to be closed
 )
 
 // A sessionKey says who may share a session: one scope, one server, one
@@ -174,12 +177,22 @@ func closeAll(sessions []*pooled) error {
 			continue
 		}
 		wg.Go(func() {
-			defer func() {
-				if v := recover(); v != nil {
-					errs[i] = fmt.Errorf("psych: Session panicked as it was closed: %v", v)
-				}
+			done := make(chan error, 1)
+			go func() {
+				defer func() {
+					if v := recover(); v != nil {
+						done <- fmt.Errorf("psych: Session panicked as it was closed: %v", v)
+					}
+				}()
+				done <- s.session.Close()
 			}()
-			errs[i] = s.session.Close()
+			late := time.NewTimer(closeTime)
+			defer late.Stop()
+			select {
+			case errs[i] = <-done:
+			case <-late.C:
+				errs[i] = fmt.Errorf("psych: Session was not closed within %v, and was left behind: %w", closeTime, ErrUnavailable)
+			}
 		})
 	}
 	wg.Wait()
@@ -215,6 +228,61 @@ func (r *Runtime) guarded(ctx context.Context, what string, f func() error) (err
 	return f()
 }
 
+// errLeftBehind is matched by the error of what did not return when its context
+// had ended.
+var errLeftBehind = errors.New("it does not heed its context, and was left behind")
+
+// heeding calls f, which is a port's, as guarded does, and returns at the latest
+// heedTime after ctx ended: what does not heed it is left behind. What f returns
+// then goes to late, if that is not nil, and nowhere else.
+func heeding[T any](ctx context.Context, r *Runtime, what string, f func() (T, error), late func(T)) (T, error) {
+	type end struct {
+		v   T
+		err error
+	}
+	ends, left := make(chan end), make(chan struct{})
+	go func() {
+		var e end
+		e.err = r.guarded(ctx, what, func() (err error) {
+			e.v, err = f()
+			return err
+		})
+		select {
+		case ends <- e:
+		case <-left:
+			if e.err == nil && late != nil {
+				late(e.v)
+			}
+		}
+	}()
+	select {
+	case e := <-ends:
+		return e.v, e.err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(heedTime)
+	defer timer.Stop()
+	select {
+	case e := <-ends:
+		return e.v, e.err
+	case <-timer.C:
+		close(left)
+		r.log.ErrorContext(ctx, "left behind: it does not heed its context", "what", what)
+		var none T
+		return none, fmt.Errorf("psych: %s: %w: %w", what, errLeftBehind, ctx.Err())
+	}
+}
+
+// A heededSession is a Session whose lists are read within their context.
+type heededSession struct {
+	Session
+	rt *Runtime
+}
+
+func (s heededSession) ListTools(ctx context.Context, cursor *string) (ToolPage, error) {
+	return heeding(ctx, s.rt, "Session", func() (ToolPage, error) { return s.Session.ListTools(ctx, cursor) }, nil)
+}
+
 // secret resolves a connection's credential; stale is the identity of one that
 // the server refused.
 func (r *Runtime) secret(ctx context.Context, s Scope, c *Connection, stale string) (Secret, error) {
@@ -231,11 +299,9 @@ func (r *Runtime) secret(ctx context.Context, s Scope, c *Connection, stale stri
 	if ok && now.Before(k.until) && (stale == "" || k.Identity != stale) {
 		return k.Secret, nil
 	}
-	var got Secret
-	err := r.guarded(ctx, "Secrets", func() (err error) {
-		got, err = r.o.Secrets.Secret(ctx, SecretRequest{Scope: s, Name: c.Credential, URL: c.URL, Stale: stale})
-		return err
-	})
+	got, err := heeding(ctx, r, "Secrets", func() (Secret, error) {
+		return r.o.Secrets.Secret(ctx, SecretRequest{Scope: s, Name: c.Credential, URL: c.URL, Stale: stale})
+	}, nil)
 	if err != nil {
 		return Secret{}, fmt.Errorf("psych: credential %q of connection %q: %w", c.Credential, c.Name, err)
 	}
@@ -268,7 +334,7 @@ func (r *Runtime) session(ctx context.Context, s Scope, c *Connection, f func(Se
 		p, err := r.pool.take(ctx, sessionKey{s.key(), c.address(), secret.Identity, c.PerPrincipal}, func() (Session, error) { return r.connect(ctx, s, c, secret) })
 		if err == nil {
 			err = r.guarded(ctx, "Session", func() error { return f(p.session, newCatalogKey(s, c, secret.Identity)) })
-			r.pool.give(p, errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized))
+			r.pool.give(p, errors.Is(err, ErrSessionLost) || errors.Is(err, ErrUnauthorized) || errors.Is(err, errLeftBehind))
 		}
 		switch {
 		case errors.Is(err, ErrSessionLost) && !lost:
@@ -285,15 +351,13 @@ func (r *Runtime) session(ctx context.Context, s Scope, c *Connection, f func(Se
 // may have changed while nobody heard.
 func (r *Runtime) connect(ctx context.Context, s Scope, c *Connection, secret Secret) (Session, error) {
 	key := newCatalogKey(s, c, secret.Identity)
-	var session Session
-	err := r.guarded(ctx, "Connector", func() (err error) {
-		session, err = r.o.Connector.Connect(ctx, c, ConnectOptions{
+	session, err := heeding(ctx, r, "Connector", func() (Session, error) {
+		return r.o.Connector.Connect(ctx, c, ConnectOptions{
 			Scope: s, Secret: secret.Value,
 			ListChanged: func() { r.catalogs.changed(key) },
 			Log:         r.log.With("tenant", s.Tenant, "server", c.Name),
 		})
-		return err
-	})
+	}, func(late Session) { _ = closeAll([]*pooled{{session: late}}) })
 	switch {
 	case err != nil:
 		return nil, err

@@ -133,6 +133,8 @@ type ModelOptions struct {
 const (
 	MaxSpecBytes         = 1 << 20   // of a Spec as JSON
 	MaxInstructionsBytes = 256 << 10 // of Spec.Instructions
+	MaxIndexBytes        = 256 << 10 // of the lines of zone 1 for all skills and connections
+	MaxDefinitionsBytes  = 1 << 20   // of the definitions of the code tools that a Spec names, as JSON
 
 	maxToolTimeoutSeconds = 24 * 60 * 60
 	minPreviewChars       = 100
@@ -254,6 +256,7 @@ func (r *Runtime) checkSpec(s *Spec) error {
 		}
 	}
 	seen := map[string]bool{}
+	var defs []ToolDef
 	for i, name := range s.Tools {
 		if seen[name] || toolNameProblem(name) != "" {
 			continue
@@ -264,7 +267,12 @@ func (r *Runtime) checkSpec(s *Spec) error {
 			ps.add(strictjson.Index("tools", i), "tool %q is not registered: %s", name, registered(tools))
 		case t.err != nil:
 			ps.add(strictjson.Index("tools", i), "tool %q can't be used: %v", name, t.err)
+		default:
+			defs = append(defs, t.def)
 		}
+	}
+	if size := canonicalSize(defs); size > MaxDefinitionsBytes {
+		ps.add("tools", "the definitions of its %d tools have %d bytes as JSON: want at most %d", len(defs), size, MaxDefinitionsBytes)
 	}
 	return specError(ps)
 }
@@ -335,7 +343,42 @@ func (s *Spec) problems() (ps problems) {
 	ps.notNegative("disclosure.budget", int64(s.Disclosure.Budget))
 	ps.notNegative("disclosure.tools", int64(s.Disclosure.Tools))
 	ps.limits(s.Limits)
+	if len(ps) > 0 {
+		return ps
+	}
+	// It is bounded as a whole where no part is too large.
+	if size := s.indexBytes(); size > MaxIndexBytes {
+		ps.add("", "the lines of its %d skills and %d connections have %d bytes, which each request may hold: want at most %d", len(s.Skills), len(s.Connections), size, MaxIndexBytes)
+	}
+	if size := canonicalSize(s); size > MaxSpecBytes {
+		ps.add("", "the spec has %d bytes as JSON: want at most %d", size, MaxSpecBytes)
+	}
 	return ps
+}
+
+// indexBytes is what skills and connections take in zone 1, where all of these
+// are listed.
+func (s *Spec) indexBytes() (n int) {
+	if len(s.Skills) > 0 {
+		n = len(skillIndex(s.Skills))
+	}
+	for i := range s.Connections {
+		n += len(serverLine(s.Connections[i].Name, s.Connections[i].Description)) + len("\n")
+	}
+	return n
+}
+
+// canonicalSize is the bytes of v in the document of a Version; 0 if it can't be
+// encoded, which encodeVersion refuses.
+func canonicalSize(v any) int {
+	data, err := json.Marshal(v)
+	if err == nil {
+		data, err = strictjson.Canonical(data)
+	}
+	if err != nil {
+		return 0
+	}
+	return len(data)
 }
 
 func (ps *problems) limits(l Limits) {

@@ -317,3 +317,61 @@ func TestDigestText(t *testing.T) {
 		}
 	}
 }
+
+// What no part of a Spec is too large for is bounded as a whole.
+func TestSpecBytes(t *testing.T) {
+	skills := func(n, description, body int) (list []Skill) {
+		for i := range n {
+			list = append(list, Skill{Name: fmt.Sprintf("s%05d", i), Description: strings.Repeat("d", description), Body: strings.Repeat("<", body)})
+		}
+		return list
+	}
+	room := MaxIndexBytes - len(skillIndex(nil))
+	const line = len("\n- s00000: ")
+	for name, c := range map[string]struct {
+		spec Spec
+		want string // in the error; "": none
+	}{
+		"an index of the largest size": {Spec{Name: "n", Skills: skills(room/128, 128-line, 1)}, ""},
+		"an index that is larger":      {Spec{Name: "n", Skills: skills(room/128+1, 128-line, 1)}, "the lines of its 2048 skills and 0 connections have 2622"},
+		"an index of both": {Spec{Name: "n", Skills: skills(room/128, 128-line, 1), Connections: []Connection{{Name: "c", URL: "https://c.example", Description: strings.Repeat("d", 200)}}},
+			"the lines of its 2047 skills and 1 connections have 262"},
+		"a spec of the largest size": {Spec{Name: "n", Skills: skills(52, 100, 20_000)}, ""},
+		"a spec that is larger":      {Spec{Name: "n", Skills: skills(53, 100, 20_000)}, "bytes as JSON: want at most 1048576"},
+	} {
+		err := c.spec.Check()
+		var bad *SpecError
+		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &bad) || len(bad.Problems) != 1 || !strings.Contains(bad.Problems[0].Message, c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// What a Runtime keeps of documents and schemas is bounded in bytes, and what was
+// used last stays.
+func TestKeptBytes(t *testing.T) {
+	r, err := New(struct{ Store }{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const large, n = 4 << 20, 40
+	for i := range n {
+		doc, err := json.Marshal(openingDoc{Format: openingFormat, Lines: []string{strings.Repeat("x", large)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.keepOpening("t", Digest{byte(i)}, doc); err != nil {
+			t.Fatal(err)
+		}
+		r.schemaOf(Digest{byte(i)}, &RemoteTool{ToolDef: ToolDef{Schema: json.RawMessage(`{"type":"object","description":"` + strings.Repeat("d", large/8) + `"}`)}})
+	}
+	if got := len(r.opened.items); got == 0 || got*large > keptBytes {
+		t.Errorf("%d openings of %d bytes are kept", got, large)
+	}
+	if got := len(r.schemas.items); got == 0 || got*large > keptBytes {
+		t.Errorf("%d schemas that take %d bytes are kept", got, large)
+	}
+	if _, ok := r.opened.get(versionKey{"t", Digest{n - 1}}); !ok {
+		t.Error("the last opening is not kept")
+	}
+}

@@ -232,21 +232,21 @@ type RunInfo struct {
 
 // A Note is what a client posts: a message, a decision, an abort.
 type Note struct {
-	ID   string // the client's: one id is one note, however often it is posted
-	Kind Kind   // user_message or abort_requested
+	ID   string // the client's: one id is one note of its kind, however often it is posted
+	Kind Kind   // user_message or abort_requested; of another kind it is another note
 	Time time.Time
 	Data []byte // adapters never decode it
 }
 
-// Check returns an error matching ErrInvalid unless n has a legal id and a
-// kind, and one matching ErrTooLarge if Data is over MaxNoteBytes. Adapters
-// call it first.
+// Check returns an error matching ErrInvalid unless n has a legal id and a kind
+// of 1 to 64 bytes of a to z and _, and one matching ErrTooLarge if Data is over
+// MaxNoteBytes. Adapters call it first.
 func (n Note) Check() error {
 	if err := checkID("note id", n.ID); err != nil {
 		return err
 	}
-	if n.Kind == "" {
-		return fmt.Errorf("psych: note %q has no kind: %w", n.ID, ErrInvalid)
+	if n.Kind == "" || len(n.Kind) > 64 || strings.Trim(string(n.Kind), "abcdefghijklmnopqrstuvwxyz_") != "" {
+		return fmt.Errorf("psych: note %q has the kind %.80q: want 1 to 64 bytes of a to z and _: %w", n.ID, string(n.Kind), ErrInvalid)
 	}
 	if len(n.Data) > MaxNoteBytes {
 		return fmt.Errorf("psych: note %q has %d bytes: want at most %d: %w", n.ID, len(n.Data), MaxNoteBytes, ErrTooLarge)
@@ -281,17 +281,17 @@ type Runs interface {
 	// the note is durable and the Run is due. If it fails in between, the note
 	// may be there or not; the caller posts it again. When MaxPending notes
 	// wait it returns ErrInboxFull (concurrent posts may pass the bound by
-	// their number), except for a note whose ID waits already; the Run is made
-	// due all the same, so that a full inbox is always emptied.
+	// their number), except for a note whose Kind and ID wait already; the Run
+	// is made due all the same, so that a full inbox is always emptied.
 	Post(ctx context.Context, key RunKey, n Note, due time.Time) error
 
-	// Pending returns the notes that wait, in order of Time, then ID,
-	// consistent with every Post that returned. A note posted twice may be
-	// there twice. ErrNotFound without a header.
+	// Pending returns the notes that wait, in order of Time, then ID, then
+	// Kind, consistent with every Post that returned. A note posted twice may
+	// be there twice. ErrNotFound without a header.
 	Pending(ctx context.Context, key RunKey) ([]Note, error)
 
-	// Settle removes notes, found by Time and ID. Notes that are not there are
-	// no error.
+	// Settle removes notes, found by Time, ID and Kind. Notes that are not
+	// there are no error.
 	Settle(ctx context.Context, key RunKey, notes []Note) error
 
 	// Claim takes the lease if it is free or expired at now (Until is not

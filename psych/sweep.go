@@ -128,8 +128,8 @@ func (r *Runtime) sweepCatalogs(ctx context.Context, cursor string, note func(er
 }
 
 // sweepCatalog reads a catalogue anew that the index says is due. One that
-// can't be read is tried again later; one of a credential that is another now
-// never.
+// can't be read is tried again later, and later each time, but not for ever; one
+// of a credential that is another now never.
 func (r *Runtime) sweepCatalog(ctx context.Context, ref RefKey) error {
 	due, err := r.catalogs.due(ctx, ref)
 	if err != nil || due == nil {
@@ -140,7 +140,11 @@ func (r *Runtime) sweepCatalog(ctx context.Context, ref RefKey) error {
 	case err == nil && key != due.key:
 		return r.catalogs.retire(ctx, due.key)
 	case err != nil && ctx.Err() == nil:
-		return errors.Join(err, r.catalogs.postpone(ctx, due.key))
+		ends, perr := r.catalogs.postpone(ctx, due.key)
+		if ends && perr == nil {
+			err = fmt.Errorf("%w; the sweep asks it no more, until a run uses it", err)
+		}
+		return errors.Join(err, perr)
 	}
 	return err
 }

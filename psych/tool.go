@@ -56,7 +56,9 @@ type Call struct {
 	IdempotencyKey string       // the same when a call is run again
 	Log            *slog.Logger // never nil in a tool
 
-	outputs  *callOutputs
+	outputs interface { // nil: attachments are let go
+		open(name, contentType string, o AttachOptions) (io.WriteCloser, error)
+	}
 	progress func()
 }
 

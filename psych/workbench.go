@@ -1,6 +1,7 @@
 package psych
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -250,8 +252,8 @@ func (r *Runtime) ReadTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef
 // narrowing and validation: a tool that may not be used, an unknown one and
 // arguments that don't match are ErrInvalid, a server that can't be reached is
 // ErrUnavailable; with both the tool is not called. The caller reads and closes
-// the Result's Body; what the tool attaches beside it is let go.
-func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef, args json.RawMessage) (*Result, error) {
+// the answer's Body.
+func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef, args json.RawMessage) (*ToolAnswer, error) {
 	if err := r.checkUse(s, spec); err != nil {
 		return nil, err
 	}
@@ -267,7 +269,8 @@ func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef
 		return nil, fmt.Errorf("psych: %w: %w", ErrInvalid, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(spec.Limits.withDefaults().ToolTimeoutSeconds)*time.Second)
-	res, err := t.invoke(ctx, &Call{ToolCall: ToolCall{ID: "c1_1", Name: t.def.Name, Arguments: args}, Scope: s, IdempotencyKey: r.o.NewID(), Log: r.log})
+	held := &heldOutputs{room: MaxHeldAttachments}
+	res, err := t.invoke(ctx, &Call{ToolCall: ToolCall{ID: "c1_1", Name: t.def.Name, Arguments: args}, Scope: s, IdempotencyKey: r.o.NewID(), Log: r.log, outputs: held})
 	if err != nil {
 		cancel()
 		return nil, told(err)
@@ -276,7 +279,94 @@ func (r *Runtime) CallTool(ctx context.Context, s Scope, spec *Spec, ref ToolRef
 		res.Body = strings.NewReader("")
 	}
 	res.Body = &endingBody{res.Body, cancel}
-	return res, nil
+	return &ToolAnswer{res, held}, nil
+}
+
+// MaxHeldAttachments bounds what a ToolAnswer holds of all its attachments, in
+// bytes.
+const MaxHeldAttachments = 64 << 20
+
+// A ToolAnswer is what a tool answered outside of a Run.
+type ToolAnswer struct {
+	*Result
+	held *heldOutputs
+}
+
+// Attachments returns what the tool attached beside its Result, in the order in
+// which it opened them. It is whole once Body was read to its end; what was still
+// open then is as far as it got.
+func (a *ToolAnswer) Attachments() []HeldAttachment {
+	a.held.mu.Lock()
+	defer a.held.mu.Unlock()
+	list := make([]HeldAttachment, len(a.held.list))
+	for i, out := range a.held.list {
+		list[i] = out.at
+		list[i].Data = bytes.Clone(out.at.Data)
+	}
+	return list
+}
+
+// A HeldAttachment is an attachment of a ToolAnswer.
+type HeldAttachment struct {
+	Name        string
+	ContentType string
+	Data        []byte
+	Observed    int64 // bytes that the tool wrote: more than Data holds where the rest was let go
+}
+
+// heldOutputs keeps the attachments of a call in memory.
+type heldOutputs struct {
+	mu   sync.Mutex
+	room int64
+	list []*heldOutput
+}
+
+type heldOutput struct {
+	s      *heldOutputs
+	at     HeldAttachment
+	max    int64 // of its own; 0: none
+	closed bool
+}
+
+func (s *heldOutputs) open(name, contentType string, o AttachOptions) (io.WriteCloser, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.list) == MaxAttachments {
+		return nil, tooManyAttachments(name)
+	}
+	out := &heldOutput{s: s, at: HeldAttachment{Name: shortName(name), ContentType: contentType}, max: o.MaxBytes}
+	s.list = append(s.list, out)
+	return out, nil
+}
+
+func (out *heldOutput) Write(p []byte) (int, error) {
+	out.s.mu.Lock()
+	defer out.s.mu.Unlock()
+	if out.closed {
+		return 0, fmt.Errorf("psych: attachment %q is closed: %w", out.at.Name, io.ErrClosedPipe)
+	}
+	n := len(p)
+	if out.at.Observed == int64(len(out.at.Data)) {
+		room := out.s.room
+		if out.max > 0 {
+			room = min(room, out.max-int64(len(out.at.Data)))
+		}
+		keep := p[:min(int64(n), room)]
+		out.at.Data = append(out.at.Data, keep...)
+		out.s.room -= int64(len(keep))
+		if len(keep) < n && utf8.Valid(wholeChars(out.at.Data)) {
+			out.at.Data = wholeChars(out.at.Data)
+		}
+	}
+	out.at.Observed += int64(n)
+	return n, nil
+}
+
+func (out *heldOutput) Close() error {
+	out.s.mu.Lock()
+	defer out.s.mu.Unlock()
+	out.closed = true
+	return nil
 }
 
 // An endingBody ends the context of its call when it is closed.

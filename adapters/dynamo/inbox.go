@@ -1,6 +1,7 @@
 package dynamo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,18 +13,26 @@ import (
 	"github.com/psych-go/psych-go/psych"
 )
 
-// noteKey is the sort key of a note: 16 digits that sort as its time does, and
-// its id.
-func noteKey(t time.Time, id string) string {
-	return fmt.Sprintf("%s%016x%s", notePrefix, uint64(micros(t))^1<<63, id)
+// noteKey is the sort key of a note: 16 digits that sort as its time does, its
+// id, and behind a NUL, which no kind holds, its kind.
+func noteKey(n psych.Note) string {
+	return fmt.Sprintf("%s%016x%s\x00%s", notePrefix, uint64(micros(n.Time))^1<<63, n.ID, n.Kind)
 }
 
-func parseNoteKey(s string) (t time.Time, id string, ok bool) {
-	if len(s) <= 17 {
-		return t, "", false
+// parseNoteKey returns the note of a sort key, without its data.
+func parseNoteKey(s string) (n psych.Note, ok bool) {
+	end := strings.LastIndexByte(s, 0)
+	if end <= 17 {
+		return n, false
 	}
-	n, err := strconv.ParseUint(s[1:17], 16, 64)
-	return fromMicros(int64(n ^ 1<<63)), s[17:], err == nil
+	at, err := strconv.ParseUint(s[1:17], 16, 64)
+	return psych.Note{ID: s[17:end], Kind: psych.Kind(s[end+1:]), Time: fromMicros(int64(at ^ 1<<63))}, err == nil
+}
+
+// compareNotes orders as Pending does. Sort keys don't quite, where ids hold a
+// NUL.
+func compareNotes(a, b psych.Note) int {
+	return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.ID, b.ID), strings.Compare(string(a.Kind), string(b.Kind)))
 }
 
 // inbox reads the header and the notes that wait, the newest first and of most
@@ -56,8 +65,8 @@ func (s *Store) inbox(ctx context.Context, key psych.RunKey, limit int, projecti
 	return h, notes, err
 }
 
-// Post implements [psych.Runs]. A note whose ID waits already is kept as it was
-// first posted.
+// Post implements [psych.Runs]. A note whose Kind and ID wait already is kept as
+// it was first posted.
 func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
 	if err := s.post(ctx, key, n, due); err != nil {
 		return wrap("post", key, err)
@@ -79,14 +88,13 @@ func (s *Store) post(ctx context.Context, key psych.RunKey, n psych.Note, due ti
 		return err
 	}
 	waits := slices.ContainsFunc(waiting, func(it item) bool {
-		_, id, _ := parseNoteKey(getStr(it, sk))
-		return id == n.ID
+		o, ok := parseNoteKey(getStr(it, sk))
+		return ok && o.ID == n.ID && o.Kind == n.Kind
 	})
 	full := !waits && len(waiting) >= psych.MaxPending
 	if !waits && !full {
-		it := keyOf(runPart(key), noteKey(n.Time, n.ID))
+		it := keyOf(runPart(key), noteKey(n))
 		it["v"] = num(formatVersion)
-		it["k"] = str(string(n.Kind))
 		it["t"] = str(micro(n.Time).Format(timeLayout))
 		setData(it, n.Data)
 		if _, err := s.put(ctx, it, "", nil); err != nil {
@@ -156,16 +164,16 @@ func (s *Store) pending(ctx context.Context, key psych.RunKey) ([]psych.Note, er
 		if what := newer(it); what != "" {
 			return nil, &psych.UnsupportedError{Run: key, What: "a note in " + what}
 		}
-		t, id, ok := parseNoteKey(getStr(it, sk))
+		n, ok := parseNoteKey(getStr(it, sk))
 		if !ok {
 			return nil, fmt.Errorf("a note has the sort key %.80q", getStr(it, sk))
 		}
-		data, err := getData(it)
-		if err != nil {
-			return nil, fmt.Errorf("note %q can't be decompressed: %w", id, err)
+		if n.Data, err = getData(it); err != nil {
+			return nil, fmt.Errorf("note %q can't be decompressed: %w", n.ID, err)
 		}
-		notes[len(items)-1-i] = psych.Note{ID: id, Kind: psych.Kind(getStr(it, "k")), Time: t, Data: data}
+		notes[i] = n
 	}
+	slices.SortFunc(notes, compareNotes)
 	return notes, nil
 }
 
@@ -176,7 +184,7 @@ func (s *Store) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note
 		seen := make(map[string]bool, len(notes))
 		var keys []item
 		for _, n := range notes {
-			if k := noteKey(n.Time, n.ID); !seen[k] {
+			if k := noteKey(n); !seen[k] {
 				seen[k] = true
 				keys = append(keys, keyOf(runPart(key), k))
 			}

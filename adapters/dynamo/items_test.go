@@ -171,7 +171,7 @@ func TestNewerItems(t *testing.T) {
 		_, err = b.Head(ctx, key)
 		unsupported("Head", err, 2)
 
-		noteKey := fmt.Sprintf("g%016xn", uint64(now.UnixMicro())^1<<63)
+		noteKey := fmt.Sprintf("g%016xn\x00%s", uint64(now.UnixMicro())^1<<63, note.Kind)
 		b.set(noteKey, "v", two)
 		_, err = b.Pending(ctx, key)
 		unsupported("Pending", err, 0)

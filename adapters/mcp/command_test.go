@@ -23,6 +23,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/psych-go/psych-go/adapters/mcp"
+	"github.com/psych-go/psych-go/adapters/memory"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -92,6 +93,24 @@ func serve(name string) {
 	case "mute":
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		return
+	case "wedge":
+		for {
+			m := next()
+			var p struct{ Name string }
+			_ = json.Unmarshal(m.Params, &p)
+			switch {
+			case m.Method == "initialize":
+				answer(m, `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"raw","version":"0"}}`)
+			case m.Method == "ping":
+				answer(m, `{}`)
+			case m.Method == "tools/list":
+				answer(m, `{"tools":[{"name":"pid","inputSchema":{"type":"object"}},{"name":"slow","inputSchema":{"type":"object"}},{"name":"wedge","inputSchema":{"type":"object"}}]}`)
+			case p.Name == "pid":
+				say(m, fmt.Sprint(os.Getpid()))
+			case p.Name == "wedge":
+				select {}
+			}
+		}
 	case "exits":
 		fmt.Fprintln(os.Stderr, "no database at", os.Getenv("TOKEN"))
 		os.Exit(3)
@@ -404,4 +423,52 @@ func TestWrongCredential(t *testing.T) {
 			t.Errorf("%s: %v", secret, err)
 		}
 	}
+}
+
+// A command that lives and answers nothing is replaced at the next use, and its
+// process is gone; one that left a call unanswered, and answers a ping, is kept.
+func TestWedgedCommand(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	secret, err := json.Marshal(map[string]any{"env": map[string]string{"MCP_TEST_SERVER": "wedge"}})
+	must(t, err)
+	connector := mcp.New(&mcp.Options{AllowCommands: true})
+	connector.SetWaits(0, 300*time.Millisecond)
+	spec := &psych.Spec{Name: "a", Instructions: "b", Model: "m", Connections: []psych.Connection{{Name: "local", Command: []string{self}, Credential: "local"}}}
+	spec.Limits.ToolTimeoutSeconds = 1
+	rt, err := psych.New(memory.New(nil), &psych.Options{Connector: connector, AllowCommands: true, Secrets: secretFunc(func() psych.Secret { return psych.Secret{Value: string(secret), Identity: "one"} })})
+	must(t, err)
+	defer func() { must(t, rt.Close()) }()
+	call := func(tool string) (string, error) {
+		res, err := rt.CallTool(t.Context(), psych.Scope{Tenant: "t"}, spec, psych.ToolRef{Server: "local", Tool: tool}, nil)
+		if err != nil {
+			return "", err
+		}
+		defer res.Body.(io.Closer).Close()
+		text, err := io.ReadAll(res.Body)
+		return string(text), err
+	}
+	first, err := call("pid")
+	must(t, err)
+	for _, tool := range []string{"slow", "wedge"} {
+		if text, err := call(tool); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("%s: %q, %v; want a call that is never answered", tool, text, err)
+		}
+		pid, err := call("pid")
+		must(t, err)
+		if same := pid == first; same != (tool == "slow") {
+			t.Errorf("after %s the server of pid %s is asked, where it was %s", tool, pid, first)
+		}
+	}
+	var pid int
+	fmt.Sscan(first, &pid)
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the process that was wedged is there: %v", err)
+	}
+}
+
+type secretFunc func() psych.Secret
+
+func (f secretFunc) Secret(context.Context, psych.SecretRequest) (psych.Secret, error) {
+	return f(), nil
 }

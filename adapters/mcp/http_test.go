@@ -776,3 +776,52 @@ func TestNothingRunsOn(t *testing.T) {
 	stacks := make([]byte, 1<<20)
 	t.Errorf("%d goroutines, %d before:\n%s", after, before, stacks[:runtime.Stack(stacks, true)])
 }
+
+// Over HTTP a session with an id that answers nothing is lost, too, and one
+// without an id, which may be any server behind that URL, is not.
+func TestWedgedSession(t *testing.T) {
+	for _, id := range []string{"session-id-1", ""} {
+		s := newRawServer(t, func(w http.ResponseWriter, r *http.Request, m message) {
+			if strings.Contains(string(m.Params), `"well"`) {
+				writeJSON(w, m.said("well"))
+				return
+			}
+			<-r.Context().Done()
+		})
+		s.session = id
+		connector := mcp.New(nil)
+		connector.SetWaits(0, 100*time.Millisecond)
+		session, err := connector.Connect(t.Context(), &psych.Connection{Name: "raw", URL: s.URL}, psych.ConnectOptions{})
+		must(t, err)
+		defer session.Close()
+		call := func(tool string) error {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				if tool == "hangs" {
+					for len(s.saw("tools/call")) == 0 && ctx.Err() == nil {
+						time.Sleep(time.Millisecond)
+					}
+					cancel()
+				}
+			}()
+			_, err := session.CallTool(ctx, &psych.RemoteTool{ToolDef: psych.ToolDef{Name: tool}}, &psych.Call{})
+			return err
+		}
+		if err := call("hangs"); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := call("well"); id != "" && !errors.Is(err, psych.ErrSessionLost) || id == "" && err != nil {
+				t.Errorf("session %q: %v", id, err)
+			}
+		}
+		want := 0
+		if id != "" {
+			want = 1
+		}
+		if got := len(s.saw("ping")); got != want {
+			t.Errorf("session %q: %d pings, want %d", id, got, want)
+		}
+	}
+}

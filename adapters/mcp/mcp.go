@@ -47,6 +47,12 @@
 // notifications/cancelled; the call waits up to a second for that to be on its
 // way.
 //
+// A server that says nothing during a call of ten seconds or more, until the
+// call's context ends, is sent a ping before the next one. If that is not
+// answered within five seconds the session is lost (psych.ErrSessionLost, and
+// nothing else was sent): who closes it ends a command with its process group.
+// Over HTTP that is so for sessions that the server gave an id.
+//
 // What is said on a session while the process is frozen is not heard.
 // Connections that were idle for ten seconds, frozen time included, are not used
 // again; a stream of notifications that broke is opened again a few times.
@@ -88,6 +94,8 @@ const MetaIdempotencyKey = "psych/idempotency-key"
 const (
 	cancelWait  = time.Second            // of a call whose context ended, for the server to be told
 	closeWait   = 3 * time.Second        // of Close, for a server to be told
+	silentWait  = 10 * time.Second       // that a call hears nothing before it ends by its context, for a ping to be due
+	pingWait    = 5 * time.Second        // for a server to answer that
 	changeWait  = 100 * time.Millisecond // in which changes of a list are one
 	maxAnswers  = 16                     // requests of a server that are refused at a time; more are dropped
 	maxReason   = 2000                   // bytes of what a server says that go into an error
@@ -117,15 +125,16 @@ type Options struct {
 
 // A Connector opens sessions with MCP servers.
 type Connector struct {
-	o    Options
-	base http.RoundTripper
+	o            Options
+	base         http.RoundTripper
+	silent, ping time.Duration // silentWait and pingWait
 }
 
 var _ psych.Connector = (*Connector)(nil)
 
 // New makes a Connector. It does no IO.
 func New(o *Options) *Connector {
-	c := &Connector{}
+	c := &Connector{silent: silentWait, ping: pingWait}
 	if o != nil {
 		c.o = *o
 	}
@@ -174,6 +183,7 @@ func (c *Connector) Connect(ctx context.Context, conn *psych.Connection, o psych
 	}
 	s := &session{
 		name: conn.Name, limit: c.o.MaxMessageBytes, log: o.Log, listChanged: o.ListChanged, hidden: cred.values,
+		silent: c.silent, ping: c.ping, probing: make(chan struct{}, 1),
 		calls: map[jsonrpc.ID]*exchange{}, progress: map[int64]*exchange{}, primed: map[string][sha256.Size]byte{},
 	}
 	if s.log == nil {
@@ -322,6 +332,12 @@ type session struct {
 	tokens    atomic.Int64
 	heard     atomic.Int64 // notifications of progress that were a call's
 
+	silent, ping time.Duration
+	received     atomic.Int64  // messages of the server
+	suspected    atomic.Int64  // 1 + received, as a call ended that heard nothing; 0: none did
+	probing      chan struct{} // holds one while a ping is out
+	wedged       atomic.Bool   // it was not answered
+
 	mu       sync.Mutex
 	calls    map[jsonrpc.ID]*exchange // that wait for an answer
 	progress map[int64]*exchange
@@ -393,6 +409,7 @@ func (s *session) cancelled(ctx context.Context) {
 // is to see of it, if anything. Notifications end here, so that they are
 // nowhere queued.
 func (s *session) inbound(msg jsonrpc.Message) jsonrpc.Message {
+	s.received.Add(1)
 	switch m := msg.(type) {
 	case *jsonrpc.Response:
 		s.mu.Lock()
@@ -482,6 +499,10 @@ func (s *session) do(ctx context.Context, op string, ex *exchange, send func(con
 	if s.life.Err() != nil {
 		return s.fault(op, &fault{"the session is closed", []error{psych.ErrSessionLost}}, nil)
 	}
+	if err := s.probe(ctx, op); err != nil {
+		return err
+	}
+	began, received := time.Now(), s.received.Load()
 	own, cancel := context.WithCancel(context.WithValue(ctx, exchangeKey{}, ex))
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
@@ -500,11 +521,54 @@ func (s *session) do(ctx context.Context, op string, ex *exchange, send func(con
 		case <-ex.told:
 		case <-time.After(cancelWait):
 		}
+		if s.received.Load() == received && time.Since(began) >= s.silent && (!s.http || s.id.Load() != nil) {
+			s.suspected.Store(1 + received)
+		}
 		return ctx.Err()
 	case s.life.Err() != nil:
 		return s.fault(op, &fault{"the session was closed before the answer", []error{psych.ErrUnavailable}}, nil)
 	}
 	return s.fault(op, err, known)
+}
+
+// probe sends a ping where the server said nothing since a call that it left
+// unanswered. A session whose ping isn't answered is lost.
+func (s *session) probe(ctx context.Context, op string) error {
+	silent := func() bool { return s.suspected.Load() == 1+s.received.Load() }
+	if !silent() {
+		return nil
+	}
+	select {
+	case s.probing <- struct{}{}:
+		defer func() { <-s.probing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if !s.wedged.Load() {
+		if !silent() {
+			return nil
+		}
+		ex := &exchange{through: true}
+		own, cancel := context.WithTimeout(context.WithValue(ctx, exchangeKey{}, ex), s.ping)
+		defer cancel()
+		defer context.AfterFunc(s.life, cancel)()
+		_ = s.client.Ping(own, nil) // that it answers with an error is an answer
+		s.mu.Lock()
+		if s.calls[ex.id] == ex {
+			delete(s.calls, ex.id)
+		}
+		s.mu.Unlock()
+		switch {
+		case !silent() || own.Err() == nil: // what broke the request otherwise is the next one's to say
+			s.suspected.Store(0)
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		s.wedged.Store(true)
+		s.log.Warn("mcp: the server answers nothing: the session is lost")
+	}
+	return s.fault(op, &fault{fmt.Sprintf("the server left a call unanswered, and then a ping for %v", s.ping), []error{psych.ErrSessionLost}}, nil)
 }
 
 // Instructions implements psych.Session.
@@ -634,12 +698,19 @@ func (s *session) prime(ctx context.Context, t *psych.RemoteTool) {
 func (s *session) Close() error {
 	s.closeOnce.Do(func() {
 		s.end()
+		wait := closeWait
+		if s.wedged.Load() { // it is no use to tell it
+			wait = closeWait / 3
+			if p := s.proc.Load(); p != nil {
+				p.kill()
+			}
+		}
 		closed := make(chan struct{})
 		go func() {
 			_ = s.client.Close() // whatever the server says of it, the session is over
 			close(closed)
 		}()
-		timer := time.NewTimer(closeWait)
+		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {
 		case <-closed:

@@ -58,7 +58,7 @@ type run struct {
 	live  bool // has a header: info is valid
 	info  psych.RunInfo
 	token string       // of the Claim of the current epoch; "" when it was given back
-	notes []psych.Note // by Time, then ID
+	notes []psych.Note // by Time, then ID, then Kind
 	log   []batch      // by seq
 
 	tombstone bool
@@ -304,7 +304,7 @@ func (s *Store) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, er
 }
 
 func compareNotes(a, b psych.Note) int {
-	return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.ID, b.ID))
+	return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.ID, b.ID), strings.Compare(string(a.Kind), string(b.Kind)))
 }
 
 func copyNote(n psych.Note) psych.Note {
@@ -313,8 +313,8 @@ func copyNote(n psych.Note) psych.Note {
 	return n
 }
 
-// Post implements [psych.Runs]. A note whose ID waits already is kept as it
-// was first posted.
+// Post implements [psych.Runs]. A note whose Kind and ID wait already is kept
+// as it was first posted.
 func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
 	err := check(ctx, key)
 	if err == nil {
@@ -334,7 +334,7 @@ func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due ti
 	if err != nil {
 		return wrap("post", key, err)
 	}
-	waits := slices.ContainsFunc(r.notes, func(o psych.Note) bool { return o.ID == n.ID })
+	waits := slices.ContainsFunc(r.notes, func(o psych.Note) bool { return o.ID == n.ID && o.Kind == n.Kind })
 	full := !waits && len(r.notes) >= psych.MaxPending
 	if !waits && !full {
 		i, _ := slices.BinarySearchFunc(r.notes, n, compareNotes)

@@ -154,8 +154,8 @@ func (s *Store) GetRun(ctx context.Context, key psych.RunKey) (psych.RunInfo, er
 	return r.info, nil
 }
 
-// Post implements [psych.Runs]. It is one transaction; a note whose ID waits
-// already is kept as it was first posted.
+// Post implements [psych.Runs]. It is one transaction; a note whose Kind and ID
+// wait already is kept as it was first posted.
 func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due time.Time) error {
 	err := check(ctx, key)
 	if err == nil {
@@ -172,7 +172,7 @@ func (s *Store) Post(ctx context.Context, key psych.RunKey, n psych.Note, due ti
 	err = s.change(ctx, key, func(ctx context.Context, t *statements, r *run) error {
 		var waiting int
 		var waits bool
-		err := t.one(ctx, []any{&waiting, &waits}, "SELECT count(*), ifnull(max(id = ?3), 0) FROM notes WHERE tenant = ?1 AND run_id = ?2", key.Tenant, key.RunID, n.ID)
+		err := t.one(ctx, []any{&waiting, &waits}, "SELECT count(*), ifnull(max(id = ?3 AND kind = ?4), 0) FROM notes WHERE tenant = ?1 AND run_id = ?2", key.Tenant, key.RunID, n.ID, string(n.Kind))
 		if err != nil {
 			return err
 		}
@@ -218,7 +218,7 @@ func (s *Store) Pending(ctx context.Context, key psych.RunKey) ([]psych.Note, er
 		}, `SELECT n.time, n.id, n.kind, n.data
 			FROM runs r LEFT JOIN notes n ON n.tenant = r.tenant AND n.run_id = r.run_id
 			WHERE r.tenant = ? AND r.run_id = ? AND r.deleted_at IS NULL
-			ORDER BY n.time, n.id`, key.Tenant, key.RunID)
+			ORDER BY n.time, n.id, n.kind`, key.Tenant, key.RunID)
 		if err == nil && !found {
 			err = psych.ErrNotFound
 		}
@@ -238,7 +238,7 @@ func (s *Store) Settle(ctx context.Context, key psych.RunKey, notes []psych.Note
 	}
 	err = s.write(ctx, func(ctx context.Context, t *statements) error {
 		for _, n := range notes {
-			_, err := t.exec(ctx, "DELETE FROM notes WHERE tenant = ? AND run_id = ? AND time = ? AND id = ?", key.Tenant, key.RunID, n.Time.UnixMicro(), n.ID)
+			_, err := t.exec(ctx, "DELETE FROM notes WHERE tenant = ? AND run_id = ? AND time = ? AND id = ? AND kind = ?", key.Tenant, key.RunID, n.Time.UnixMicro(), n.ID, string(n.Kind))
 			if err != nil {
 				return err
 			}

@@ -78,6 +78,9 @@ CREATE TABLE refs (
 	PRIMARY KEY (tenant, name)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX refs_after ON refs (after_at, tenant, name) WHERE after_at IS NOT NULL;
+`, `
+DROP INDEX notes_key;
+CREATE UNIQUE INDEX notes_key ON notes (tenant, run_id, time, id, kind);
 `}
 
 // version returns the version of the schema in the file, 0 for an empty

@@ -24,6 +24,7 @@ import (
 	"github.com/psych-go/psych-go/adapters/s3blob"
 	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/adapters/sqlite"
+	"github.com/psych-go/psych-go/adapters/ssm"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -66,6 +67,7 @@ func newProgram(stdin io.Reader, stdout, stderr io.Writer, getenv func(string) s
 	openai.Register(&p.backends, getenv)
 	anthropic.Register(&p.backends, getenv)
 	bedrock.Register(&p.backends)
+	ssm.Register(&p.backends)
 	psych.RegisterEnv(&p.backends, getenv)
 	p.models = p.backends.Resolver(getenv("PSYCH_MODEL"))
 	return p

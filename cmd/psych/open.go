@@ -15,8 +15,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/psych-go/psych-go/adapters/anthropic"
+	"github.com/psych-go/psych-go/adapters/bedrock"
 	"github.com/psych-go/psych-go/adapters/exec"
 	"github.com/psych-go/psych-go/adapters/filetools"
+	"github.com/psych-go/psych-go/adapters/openai"
+	"github.com/psych-go/psych-go/adapters/script"
 	"github.com/psych-go/psych-go/psych"
 )
 
@@ -131,6 +135,25 @@ func (p *program) tools(w *workerFlags) (tools []*psych.Tool, err error) {
 		tools = append(tools, t)
 	}
 	return tools, nil
+}
+
+// callNoModel lets models be opened without the key that calling them takes: a
+// command wants their limits and encodings alone.
+func (p *program) callNoModel() {
+	var b psych.Backends
+	getenv := func(name string) string {
+		v := p.getenv(name)
+		if v == "" && (name == "OPENAI_API_KEY" || name == "ANTHROPIC_API_KEY") {
+			return "none"
+		}
+		return v
+	}
+	script.Register(&b)
+	openai.Register(&b, getenv)
+	anthropic.Register(&b, getenv)
+	bedrock.Register(&b)
+	p.backends.Models = b.Models
+	p.models = p.backends.Resolver(p.getenv("PSYCH_MODEL"))
 }
 
 // model opens a model by URL, each once. An empty one is that of the

@@ -75,6 +75,7 @@ type replayedCall struct {
 
 func (p *program) replay(ctx context.Context, f *replayFlags, id string) error {
 	defer p.close()
+	p.callNoModel()
 	s, err := p.open(ctx, &f.storeFlags, nil, nil)
 	if err != nil {
 		return err
@@ -186,6 +187,7 @@ has for it. Calls are numbered from 1 as psych report lists them, each try count
 
 func (p *program) diff(ctx context.Context, f *replayFlags, id string, a, b int) error {
 	defer p.close()
+	p.callNoModel()
 	s, err := p.open(ctx, &f.storeFlags, nil, nil)
 	if err != nil {
 		return err

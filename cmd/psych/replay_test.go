@@ -69,4 +69,12 @@ func TestReplayAndDiff(t *testing.T) {
 	if got = psychIn("", env, "replay", runs[0].RunID); got.code != exitCompleted {
 		t.Errorf("psych replay by the environment's model: %d\n%s%s", got.code, got.stdout, got.stderr)
 	}
+
+	// Nothing is called, so that no key is wanted.
+	for _, url := range []string{"openai:any", "anthropic:claude-opus-5-5"} {
+		psychIn("", nil, "replay", "--model", url, id).wantCompleted(t)
+	}
+	if got = psychIn("", []string{"PSYCH_MODEL=openai:any"}, "replay", runs[0].RunID); got.code != exitCompleted {
+		t.Errorf("psych replay without a key: %d\n%s%s", got.code, got.stdout, got.stderr)
+	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -399,5 +400,27 @@ func TestExampleMCP(t *testing.T) {
 	got.wantCompleted(t)
 	if got.stdout != "The sum of 19 and 23 is 42.\n" {
 		t.Errorf("psych tools call printed %q", got.stdout)
+	}
+	got = psychIn("", nil, "tools", "--mcp", path, "call", "everything", "get-tiny-image", `{}`, "--json")
+	got.wantCompleted(t)
+	var called callResult
+	if err := json.Unmarshal([]byte(got.stdout), &called); err != nil || len(called.Attachments) != 1 || called.Attachments[0].ContentType != "image/png" || !bytes.HasPrefix(called.Attachments[0].Base64, []byte("\x89PNG")) {
+		t.Errorf("psych tools call --json: %v\n%.500s", err, got.stdout)
+	}
+	got = psychIn("", nil, "tools", "--mcp", path, "call", "everything", "get-tiny-image", `{}`)
+	if got.code != exitCompleted || !strings.Contains(got.stderr, "psych: attachment ") || !strings.Contains(got.stderr, "image/png") {
+		t.Errorf("psych tools call says %q", got.stderr)
+	}
+}
+
+// TestSSMSecrets guards that PSYCH_SECRETS_URL may be on the parameter store: a
+// worker on a laptop reaches what is deployed.
+func TestSSMSecrets(t *testing.T) {
+	workdir(t, "mcp.json", `{"mcpServers": {}}`)
+	for url, want := range map[string]string{"ssm:///team/prod?region=us-east-1": "", "ssm:///team/prod?region=": "has an empty region", "ssm:///team/prod?x=1": `unknown parameter "x"`} {
+		got := psychIn("", []string{"PSYCH_SECRETS_URL=" + url}, "tools", "--mcp", "mcp.json")
+		if named := strings.Contains(got.stderr, "PSYCH_SECRETS_URL: "); named != (want != "") || !strings.Contains(got.stderr, want) {
+			t.Errorf("with %s: exit code %d\n%s", url, got.code, got.stderr)
+		}
 	}
 }

@@ -183,6 +183,7 @@ func (p *program) withTools(ctx context.Context, f *toolsFlags, do func(context.
 }
 
 func (p *program) workbench(ctx context.Context, f *toolsFlags) (*workbench, error) {
+	p.callNoModel()
 	b := &workbench{p: p, f: f, scope: psych.Scope{Tenant: f.tenant}, spec: &psych.Spec{Name: "tools"}, down: map[string]string{}}
 	stores := f.storeFlags
 	w := &workerFlags{serverFlags: f.serverFlags}
@@ -394,8 +395,28 @@ type callResult struct {
 	ContentType string `json:"content_type,omitempty"`
 	IsError     bool   `json:"is_error,omitempty"`
 	Bytes       int    `json:"bytes"`
-	Text        string `json:"text,omitempty"`   // or
-	Base64      []byte `json:"base64,omitempty"` // of what is no text
+	callBytes
+	Attachments []callAttachment `json:"attachments,omitempty"`
+}
+
+type callBytes struct {
+	Text   string `json:"text,omitempty"`   // or
+	Base64 []byte `json:"base64,omitempty"` // of what is no text
+}
+
+func bytesOf(data []byte) callBytes {
+	if utf8.Valid(data) {
+		return callBytes{Text: string(data)}
+	}
+	return callBytes{Base64: data}
+}
+
+type callAttachment struct {
+	Name        string `json:"name"`
+	ContentType string `json:"content_type,omitempty"`
+	Bytes       int64  `json:"bytes"` // that the tool wrote
+	Truncated   bool   `json:"truncated,omitempty"`
+	callBytes
 }
 
 func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMessage, file string) error {
@@ -414,13 +435,12 @@ func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMe
 	if err != nil {
 		return fmt.Errorf("read the result: %w", err)
 	}
+	attachments := res.Attachments()
 	switch {
 	case b.f.json:
-		r := callResult{ToolRef: ref, ContentType: res.ContentType, IsError: res.IsError, Bytes: len(data)}
-		if utf8.Valid(data) {
-			r.Text = string(data)
-		} else {
-			r.Base64 = data
+		r := callResult{ToolRef: ref, ContentType: res.ContentType, IsError: res.IsError, Bytes: len(data), callBytes: bytesOf(data)}
+		for _, a := range attachments {
+			r.Attachments = append(r.Attachments, callAttachment{a.Name, a.ContentType, a.Observed, int64(len(a.Data)) < a.Observed, bytesOf(a.Data)})
 		}
 		err = b.p.printJSON(r)
 	case file != "":
@@ -429,6 +449,11 @@ func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMe
 		return use("the result is binary (%s, %d bytes): give -o FILE", oneLine(res.ContentType), len(data))
 	case len(data) > 0:
 		_, err = io.WriteString(b.p.stdout, strings.TrimSuffix(psych.Printable(string(data)), "\n")+"\n")
+	}
+	if !b.f.json && err == nil {
+		for _, a := range attachments {
+			fmt.Fprintln(b.p.stderr, clip(fmt.Sprintf("psych: attachment %s (%s, %s bytes): --json prints it", oneLine(a.Name), oneLine(a.ContentType), thousands(int(a.Observed))), 200))
+		}
 	}
 	if err == nil && res.IsError {
 		err = fmt.Errorf("%s / %s says that it failed", ref.Server, ref.Tool)

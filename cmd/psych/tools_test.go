@@ -251,3 +251,19 @@ func TestToolsOfManyServers(t *testing.T) {
 		t.Errorf("bench: %v\n%s%s", err, got.stdout, got.stderr)
 	}
 }
+
+// TestLimitsWithoutKey guards that a model which is not called wants no key, and
+// that one which is does.
+func TestLimitsWithoutKey(t *testing.T) {
+	files, err := filepath.Abs("testdata/tools/catalogue.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	workdir(t, "spec.yaml", "name: a\ninstructions: b\n")
+	for _, url := range []string{"openai:gpt-5", "openai:gpt-5?api=responses", "anthropic:claude-opus-5-5"} {
+		if got := psychIn("", nil, "tools", "--catalogue", files, "--model", url); got.code != exitCompleted {
+			t.Errorf("psych tools --model %s: exit code %d\n%s", url, got.code, got.stderr)
+		}
+		psychIn("", nil, "run", "--model", url, "spec.yaml", "hello").wantError(t, exitUse, "open the model: ", "_API_KEY")
+	}
+}
