@@ -119,7 +119,8 @@ func TestCostTable(t *testing.T) {
 		}
 		for i, name := range []string{"requests", "write units", "read units", "read units of a report"} {
 			// Random ids compress by chance: an item at a boundary may be on either side.
-			if tolerance := max(1, got[i]/25); i == 0 && got[i] != row[i] || math.Abs(got[i]-row[i]) > tolerance {
+			// And under load an emulator was seen to answer twice without what it consumed.
+			if tolerance := max(1, got[i]/10); i == 0 && got[i] != row[i] || math.Abs(got[i]-row[i]) > tolerance {
 				t.Errorf("docs/cost.md says %g %s for %v, measured are %g", row[i], name, w, got[i])
 			}
 		}

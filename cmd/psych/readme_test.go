@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -68,14 +69,32 @@ func TestLinks(t *testing.T) {
 			t.Error("the README links to nothing")
 		}
 		for _, l := range links {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), l[1])); err != nil {
+			file, heading, _ := strings.Cut(l[1], "#")
+			target := filepath.Join(filepath.Dir(page), file)
+			if file == "" {
+				target = page
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: %v", page, err)
+			} else if text, err := os.ReadFile(target); heading != "" && (err != nil || !slices.Contains(anchors(string(text)), heading)) {
+				t.Errorf("%s: %s has no heading %s, %v", page, target, heading, err)
 			}
 		}
 		if name := filepath.Base(page); name != "README.md" && !strings.Contains(readme(t), "(docs/"+name+")") {
 			t.Errorf("the README does not link to docs/%s", name)
 		}
 	}
+}
+
+// anchors are the names of a page's headings in links.
+func anchors(page string) (names []string) {
+	for line := range strings.Lines(page) {
+		if text, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && strings.HasPrefix(line, "#") {
+			name := regexp.MustCompile(`[^\pL\pN _-]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(text)), "")
+			names = append(names, strings.ReplaceAll(name, " ", "-"))
+		}
+	}
+	return names
 }
 
 func TestReadmeSchemes(t *testing.T) {

@@ -175,6 +175,7 @@ var rules = []rule{
 		{"Value: !GetAtt DeadLetters.QueueName", "Value: !GetAtt Wakes.QueueName"},
 		{"TreatMissingData: breaching", "TreatMissingData: notBreaching"},
 		{"MetricName: Errors", "MetricName: Error"},
+		{"MetricName: ApproximateNumberOfMessagesNotVisible", "MetricName: ApproximateNumberOfMessagesDelayed"},
 		{"      AlarmActions: !If [HasAlarmTopic, [!Ref AlarmTopic], !Ref AWS::NoValue]\n", ""},
 	}},
 	{"a role permits single actions on what the stack has", grants, [][2]string{
@@ -818,15 +819,25 @@ func logs(d *deployment) (p problems) {
 func alarms(d *deployment) (p problems) {
 	watched := map[string]bool{}
 	for _, a := range d.full.OfType("AWS::CloudWatch::Alarm") {
-		dimensions, _ := a.Get("Dimensions").([]any)
-		for _, dim := range dimensions {
-			dim, _ := dim.(map[string]any)
-			on := d.full.Named(text(dim["Value"]))
-			if on == nil {
-				p.add("%s watches %v, which is not there", a.ID, dim["Value"])
-				continue
+		watch := func(metric, dimensions any) {
+			all, _ := dimensions.([]any)
+			for _, dim := range all {
+				dim, _ := dim.(map[string]any)
+				on := d.full.Named(text(dim["Value"]))
+				if on == nil {
+					p.add("%s watches %v, which is not there", a.ID, dim["Value"])
+					continue
+				}
+				watched[text(metric)+" "+on.ID+" "+a.Text("TreatMissingData")] = true
 			}
-			watched[a.Text("MetricName")+" "+on.ID+" "+a.Text("TreatMissingData")] = true
+		}
+		watch(a.Get("MetricName"), a.Get("Dimensions"))
+		parts, _ := a.Get("Metrics").([]any)
+		for _, part := range parts { // of an expression
+			part, _ := part.(map[string]any)
+			stat, _ := part["MetricStat"].(map[string]any)
+			metric, _ := stat["Metric"].(map[string]any)
+			watch(metric["MetricName"], metric["Dimensions"])
 		}
 		for _, name := range []string{"AlarmActions", "OKActions"} {
 			if got := a.List(name); !slices.Equal(got, []string{everything["AlarmTopic"]}) {
@@ -838,7 +849,7 @@ func alarms(d *deployment) (p problems) {
 		}
 	}
 	wanted := []string{
-		"ApproximateNumberOfMessagesVisible DeadLetters notBreaching", "ApproximateNumberOfMessagesVisible Wakes notBreaching",
+		"ApproximateNumberOfMessagesVisible DeadLetters notBreaching", "ApproximateNumberOfMessagesNotVisible DeadLetters notBreaching", "ApproximateNumberOfMessagesVisible Wakes notBreaching",
 		"5xx HttpApi notBreaching", "Invocations SweepFunction breaching", "Invocations DeadLetterFunction notBreaching",
 	}
 	for _, f := range d.full.Functions() {
