@@ -153,8 +153,9 @@ type driver struct {
 	tail     *Tail // of the open turn, the same for each try
 	telling  []ServerState
 	waited   *ModelCallFailed
-	full     bool  // the context is full: the next model call trims it
-	bad      error // the exchange ended since the model asked for a foreign output
+	full     bool      // the context is full: the next model call trims it
+	dropping BlockKind // was refused: the next model call leaves it out
+	bad      error     // the exchange ended since the model asked for a foreign output
 	timer    *time.Timer
 	began    time.Time // of the last turn, by the real clock
 }
@@ -430,8 +431,8 @@ func (d *driver) load() error {
 			return err
 		}
 		err := foldPage(d.store, d.state, d.rt.store, page, func(_ *state, r *Record) {
-			if e, ok := r.Event.(*ModelCallStarted); ok && len(e.Trimmed) > 0 {
-				d.prompt = nil // another worker trimmed what it holds
+			if e, ok := r.Event.(*ModelCallStarted); ok && e.rewrites() {
+				d.prompt = nil // what it holds another worker sent otherwise
 			}
 		})
 		if err != nil {
@@ -816,7 +817,7 @@ func endOf(stop StopReason) ending {
 }
 
 func (d *driver) close(status, code, reason string) error {
-	d.full = false // of this exchange alone
+	d.full, d.dropping = false, "" // of this exchange alone
 	return d.emit(&ExchangeClosed{Status: status, Code: code, Reason: reason})
 }
 
@@ -904,12 +905,20 @@ func (d *driver) retry(f *ModelCallFailed) (Outcome, error) {
 		return 0, nil
 	case f.Overflow:
 		return 0, d.close(StatusExhausted, "context", "the context window of the model is full: "+f.Message)
+	case f.Refused != "" && s.holds(f.Refused): // each time there is less, and then nothing, to leave out
+		d.dropping, d.waited = f.Refused, f
+		return 0, nil
 	case !f.Transient:
 		return 0, d.close(StatusFailed, "model", f.Message)
 	case s.tries > modelRetries:
 		return 0, d.close(StatusFailed, "model", fmt.Sprintf("the model failed %d times in a row, at last with: %s. Send the message again later", s.tries, f.Message))
 	}
 	wait := max(time.Second<<(s.tries-1), min(time.Duration(f.RetryMillis)*time.Millisecond, maxRetryAfter))
+	// It counts from the failure, in whatever attempt that was.
+	if wait -= min(wait, max(0, d.now().Sub(s.failed))); wait == 0 {
+		d.waited = f
+		return 0, nil
+	}
 	if !d.deadline.IsZero() && time.Until(d.deadline) < wait+d.o.Floor {
 		return d.yield(d.now().Add(wait))
 	}

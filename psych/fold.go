@@ -30,6 +30,7 @@ type state struct {
 	calling  bool               // a model call is open
 	tries    int                // failed tries of this turn
 	failure  *ModelCallFailed   // of the last try, until the next begins
+	failed   time.Time          // when it was recorded
 	answered *ModelCallFinished // asked for no tool, and the exchange is not closed yet
 	batch    *batch             // of the last answer that asked for tools
 	model    string             // of the last model call
@@ -44,6 +45,7 @@ type state struct {
 	spent    spend
 
 	history []item
+	dropped map[BlockKind]int    // of so many items of the history blocks of a kind are left out
 	tails   map[int]*Tail        // trailing messages of answered model calls, by the item of history that they stood behind
 	large   []*part              // over the threshold of history, and not trimmed
 	batches []*batch             // by turn, from 1 at index 0; nil without calls
@@ -127,7 +129,7 @@ func (n *Note) noteKey() noteKey { return noteKey{n.Kind, n.ID} }
 
 func newState(run RunKey, limits Limits) *state {
 	return &state{run: run, rules: projections[projectionVersion], limits: limits.withDefaults(), status: StatusOpen,
-		wireIDs: map[string]struct{}{}, notes: map[noteKey]struct{}{}, tails: map[int]*Tail{}}
+		wireIDs: map[string]struct{}{}, notes: map[noteKey]struct{}{}, tails: map[int]*Tail{}, dropped: map[BlockKind]int{}}
 }
 
 func (s *state) corrupt(r *Record, reason Reason, format string, args ...any) error {
@@ -162,7 +164,7 @@ func (s *state) apply(r *Record) error {
 		err = s.modelCallFinished(r, e)
 	case *ModelCallFailed:
 		if err = s.ofOpenModelCall(r, e.Turn); err == nil {
-			s.calling, s.failure = false, e
+			s.calling, s.failure, s.failed = false, e, r.Time
 			if e.Interrupted {
 				s.failure = nil
 			} else {
@@ -272,6 +274,9 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 			s.exchange.trimmed = true
 		}
 	}
+	for _, kind := range e.Dropped {
+		s.dropped[kind] = len(s.history)
+	}
 	s.wire = mark
 	if e.Turn != s.turn {
 		s.turn, s.tries = e.Turn, 0
@@ -298,6 +303,31 @@ func (s *state) modelCallStarted(r *Record, e *ModelCallStarted) error {
 	}
 	s.calling, s.untold, s.failure, s.answered = true, true, nil, nil
 	return nil
+}
+
+// holds reports whether the history has blocks of a kind that are not left out.
+func (s *state) holds(kind BlockKind) bool {
+	for i := s.dropped[kind]; i < len(s.history); i++ {
+		if s.history[i].holds(kind) {
+			return true
+		}
+	}
+	return false
+}
+
+func (it *item) holds(kind BlockKind) bool {
+	picture := func(p *Payload) bool {
+		return kind == ImageBlocks && p.Binary && !p.letGo() && (len(p.begin()) == 0 || imageType(p.begin()) != "")
+	}
+	switch {
+	case it.user != nil:
+		return slices.ContainsFunc(it.user.Attachments, func(a Attachment) bool { return picture(&a.Output) })
+	case it.said != nil:
+		return kind == ProviderBlocks && slices.ContainsFunc(it.said.Blocks, func(b Said) bool { return b.Provider != nil })
+	}
+	return slices.ContainsFunc(it.results.calls, func(c *call) bool {
+		return slices.ContainsFunc(c.parts, func(x part) bool { return picture(x.p) })
+	})
 }
 
 // nextTurn is the turn of the next model call: another try of the last one

@@ -188,7 +188,7 @@ func answersAll(t *testing.T, seed int, s *state) {
 	t.Helper()
 	var asked []string
 	for i := range s.history {
-		m, err := s.message(context.Background(), i, nil, nil, ModelLimits{})
+		m, err := s.message(context.Background(), i, nil, nil, nil, ModelLimits{})
 		if err != nil {
 			t.Fatalf("seed %d: message %d: %v", seed, i, err)
 		}

@@ -33,8 +33,11 @@ type ModelLimits struct {
 type Codec interface {
 	Limits() ModelLimits
 
-	// ID names the encoding and changes when it does. It is recorded with each
-	// model call, and encoded messages are reused under an equal ID only.
+	// ID names the encoding and changes when it does, and when Images or
+	// ImageBytes of Limits do. It is recorded with each model call, and encoded
+	// messages are reused under an equal ID only. Where another worker's bytes are
+	// others under an equal ID, a Run goes on with the break [ProjectionChanged],
+	// and what was sent before it can't be made again.
 	ID() string
 
 	// EncodeTools encodes the definitions, sorted by name; none is no bytes.
@@ -201,6 +204,16 @@ type Block struct {
 	Result   *ToolOutput
 	Provider json.RawMessage // kept byte for byte
 }
+
+// A BlockKind is a kind of blocks that a request was refused for.
+type BlockKind string
+
+// Kinds of blocks that are left out of a history that is refused for them, once
+// and for good. Of an image there is a description in its place.
+const (
+	ProviderBlocks BlockKind = "provider" // a provider's own, which it says are not as it made them, or not for this request
+	ImageBlocks    BlockKind = "image"    // which it can't read, or takes none of that kind
+)
 
 // A ModelResolver finds the Model that a Spec names ("" when it names none).
 type ModelResolver func(ctx context.Context, name string) (Model, error)

@@ -63,12 +63,13 @@ func encodingID(c Codec) string {
 // of a state, else p reopened, or a new prompt.
 func (p *prompt) on(s *state, c Codec, v *Version, at Digest, doc *openingDoc, open func(Codec, *Version, Digest, *openingDoc) (*opening, error)) (*prompt, error) {
 	id := encodingID(c)
-	if p == nil || p.id != id || p.opening.at != at {
+	same := p != nil && p.id == id && sameImages(p.codec.Limits(), c.Limits())
+	if !same || p.opening.at != at {
 		o, err := open(c, v, at, doc)
 		if err != nil {
 			return nil, err
 		}
-		if p != nil && p.id == id {
+		if same {
 			p.reopen(o)
 		} else {
 			p = &prompt{id: id, opening: o, fresh: true}
@@ -76,6 +77,11 @@ func (p *prompt) on(s *state, c Codec, v *Version, at Digest, doc *openingDoc, o
 	}
 	p.codec, p.previous = c, s.heard
 	return p, nil
+}
+
+// sameImages reports whether the same is shown as an image within both.
+func sameImages(a, b ModelLimits) bool {
+	return a.ImageBytes == b.ImageBytes && slices.Equal(a.Images, b.Images)
 }
 
 func newOpening(c Codec, v *Version, doc *openingDoc) (*opening, error) {
@@ -167,36 +173,57 @@ func (p *prompt) rechain(first int, parts map[int]Wire) {
 	p.history = history
 }
 
-// trim encodes the messages anew whose parts are to be trimmed.
-func (p *prompt) trim(ctx context.Context, s *state, blobs BlobStore, trims []*part) error {
+// revise encodes the messages anew whose parts are to be trimmed, and those
+// that hold blocks of the kinds that are to be dropped, which are left out of
+// so many messages before.
+func (p *prompt) revise(ctx context.Context, s *state, blobs BlobStore, trims []*part, dropped []BlockKind, before map[BlockKind]int) error {
 	set := map[*part]bool{}
+	var items []int
 	for _, x := range trims {
 		set[x] = true
+		items = append(items, s.batches[x.call.turn-1].item)
 	}
-	first, parts := len(p.history), map[int]Wire{}
-	for _, x := range trims {
-		i := s.batches[x.call.turn-1].item
-		at := p.at[i]
-		if _, done := parts[at]; done {
-			continue
+	for _, kind := range dropped {
+		for i := before[kind]; i < len(p.at); i++ {
+			if s.history[i].holds(kind) {
+				items = append(items, i)
+			}
 		}
-		w, err := p.encode(ctx, s, i, blobs, set)
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	slices.Sort(items)
+	items = slices.Compact(items)
+	parts := map[int]Wire{}
+	for _, i := range items {
+		w, err := p.encode(ctx, s, i, blobs, set, dropped)
 		if err != nil {
 			return err
 		}
-		parts[at] = w
-		first = min(first, at)
-		// What a provider has cached is of use as far as the request goes whose
-		// answer these results are of.
-		p.previous = min(p.previous, p.at[i-2]+1)
+		parts[p.at[i]] = w
 	}
-	p.rechain(first, parts)
+	// What a provider has cached is of use as far as the last request goes that
+	// held none of it.
+	p.previous = min(p.previous, p.sentBefore(s, items[0]))
+	p.rechain(p.at[items[0]], parts)
 	return nil
 }
 
+// sentBefore is how many parts the last answered request had that sent nothing
+// from a message on.
+func (p *prompt) sentBefore(s *state, i int) int {
+	for ; i > 0; i-- {
+		if s.history[i].said != nil {
+			return p.at[i-1] + 1
+		}
+	}
+	return 0
+}
+
 // encode makes the bytes of a message, not chained yet.
-func (p *prompt) encode(ctx context.Context, s *state, i int, blobs BlobStore, trims map[*part]bool) (Wire, error) {
-	m, err := s.message(ctx, i, blobs, trims, p.codec.Limits())
+func (p *prompt) encode(ctx context.Context, s *state, i int, blobs BlobStore, trims map[*part]bool, dropped []BlockKind) (Wire, error) {
+	m, err := s.message(ctx, i, blobs, trims, dropped, p.codec.Limits())
 	if err != nil {
 		return Wire{}, err
 	}
@@ -219,7 +246,7 @@ func (p *prompt) extend(ctx context.Context, s *state, blobs BlobStore) error {
 			}
 			p.push(Wire{Bytes: b, Marker: -1})
 		}
-		w, err := p.encode(ctx, s, i, blobs, nil)
+		w, err := p.encode(ctx, s, i, blobs, nil, nil)
 		if err != nil {
 			return err
 		}
@@ -279,15 +306,23 @@ func (p *prompt) request(v *Version, model, incarnation string, tail Wire) *Requ
 }
 
 // message projects an entry of the history: a function of the records alone.
-func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*part]bool, limits ModelLimits) (*Message, error) {
+func (s *state) message(ctx context.Context, i int, blobs BlobStore, trims map[*part]bool, dropped []BlockKind, limits ModelLimits) (*Message, error) {
 	it := &s.history[i]
+	leaveOut := func(kind BlockKind) bool { return i < s.dropped[kind] || slices.Contains(dropped, kind) }
+	if leaveOut(ImageBlocks) {
+		limits.Images = nil
+	}
 	switch {
 	case it.user != nil:
 		return s.userBlocks(ctx, it.user, blobs, limits)
 	case it.said != nil:
 		m := &Message{Role: RoleAssistant, Blocks: make([]Block, 0, len(it.said.Blocks))}
 		calls := it.results.calls
+		bare := leaveOut(ProviderBlocks)
 		for j := range it.said.Blocks {
+			if bare && it.said.Blocks[j].Provider != nil {
+				continue
+			}
 			var err error
 			if m.Blocks, calls, err = s.said(ctx, m.Blocks, &it.said.Blocks[j], calls, blobs); err != nil {
 				return nil, err
@@ -416,7 +451,7 @@ func (t *Tail) text() string {
 
 // start makes the record of a model call that sends what p holds now, against
 // what the log says of the call before it.
-func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part, why BreakCause, tail *Tail, tailWire *Wire) *ModelCallStarted {
+func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part, why BreakCause, dropped []BlockKind, tail *Tail, tailWire *Wire) *ModelCallStarted {
 	e := &ModelCallStarted{
 		Turn: s.nextTurn(), History: p.chain(len(p.history)), Messages: len(p.history), Memory: memory, Tail: tail,
 		Chars: [4]int{p.opening.tools.Chars, p.opening.static.Chars + p.dynamic.Chars, p.chars, tailWire.Chars},
@@ -449,7 +484,7 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	case first:
 	case s.wire.messages <= len(p.history):
 		e.Prefix = changed(3, p.chain(s.wire.messages), s.wire.history)
-	case recoded && zone < 0: // in fewer parts than before
+	case zone < 0 && (recoded || p.fresh): // in fewer parts than before
 		zone = 3
 	}
 	if first {
@@ -459,10 +494,17 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	case zone < 0:
 	case recoded:
 		e.Breaks = append(e.Breaks, Break{zone, CodecChanged})
-	case zone < 2 && (p.fresh || p.reopened): // what this process encodes for a Version never changes
+	case zone < 2 && p.opening.at != s.opening:
 		e.Breaks = append(e.Breaks, Break{zone, Reopened})
 	case zone == 2 && memory != nil:
 		e.Breaks = append(e.Breaks, Break{zone, MemoryChanged})
+	case zone == 3 && len(trimmed)+len(dropped) > 0: // as is said below
+	case p.fresh || p.reopened: // what is encoded once in this process never changes
+		e.Breaks = append(e.Breaks, Break{zone, ProjectionChanged})
+	}
+	if len(dropped) > 0 {
+		e.Breaks = append(e.Breaks, Break{3, BlockRefused})
+		e.Dropped = dropped
 	}
 	if len(trimmed) > 0 {
 		e.Breaks = append(e.Breaks, Break{3, why})

@@ -1,6 +1,7 @@
 package psych
 
 import (
+	"slices"
 	"time"
 )
 
@@ -76,13 +77,25 @@ type ModelCallStarted struct {
 	Chars    [4]int   `json:"chars"`    // tools, system, history, tail
 	Breaks   []Break  `json:"breaks,omitempty"`
 	Trimmed  []string `json:"trimmed,omitempty"` // handles of what is shown trimmed from now on
-	Tail     *Tail    `json:"tail,omitempty"`    // what the trailing message was made of
-	Memory   *Payload `json:"memory,omitempty"`  // the dynamic tail of the system prompt, when it changed
+
+	// Dropped are kinds of blocks that are left out from now on, of all that the
+	// history holds by now.
+	Dropped []BlockKind `json:"dropped,omitempty"`
+
+	Tail   *Tail    `json:"tail,omitempty"`   // what the trailing message was made of
+	Memory *Payload `json:"memory,omitempty"` // the dynamic tail of the system prompt, when it changed
 
 	// Opening is the document of what servers add to tools and zone 1, when it
 	// changed; Servers are those that are not as the model was told last.
 	Opening *Digest       `json:"opening,omitempty"`
 	Servers []ServerState `json:"servers,omitempty"`
+}
+
+// rewrites reports whether e says that what was sent before is sent otherwise
+// from now on, by more than its zones' digests.
+func (e *ModelCallStarted) rewrites() bool {
+	return len(e.Trimmed) > 0 || len(e.Dropped) > 0 ||
+		slices.ContainsFunc(e.Breaks, func(b Break) bool { return b.Cause == ProjectionChanged })
 }
 
 // A ServerState is a connection as a turn found it.
@@ -128,14 +141,15 @@ type Asked struct {
 
 // ModelCallFailed ends a model call without an answer.
 type ModelCallFailed struct {
-	Turn        int    `json:"turn"`
-	Status      int    `json:"status,omitempty"`
-	Transient   bool   `json:"transient,omitempty"`
-	Overflow    bool   `json:"overflow,omitempty"`
-	Interrupted bool   `json:"interrupted,omitempty"` // the attempt ended, not the call; no try is counted
-	RetryMillis int64  `json:"retry_milliseconds,omitempty"`
-	Message     string `json:"message,omitempty"`
-	RequestID   string `json:"request_id,omitempty"` // the provider's own
+	Turn        int       `json:"turn"`
+	Status      int       `json:"status,omitempty"`
+	Transient   bool      `json:"transient,omitempty"`
+	Overflow    bool      `json:"overflow,omitempty"`
+	Refused     BlockKind `json:"refused,omitempty"`     // for blocks of this kind
+	Interrupted bool      `json:"interrupted,omitempty"` // the attempt ended, not the call; no try is counted
+	RetryMillis int64     `json:"retry_milliseconds,omitempty"`
+	Message     string    `json:"message,omitempty"`
+	RequestID   string    `json:"request_id,omitempty"` // the provider's own
 }
 
 // ToolCallStarted announces that a tool begins now.
@@ -217,11 +231,13 @@ type BreakCause string
 
 // Causes of a Break.
 const (
-	MemoryChanged  BreakCause = "memory_changed"
-	CodecChanged   BreakCause = "codec_changed"
-	Reopened       BreakCause = "reopened"        // anew from what servers offer now, or by a release whose own tools or lines are others
-	HistoryTrimmed BreakCause = "history_trimmed" // results of earlier exchanges, as one opened
-	ContextTrimmed BreakCause = "context_trimmed" // of earlier turns, since the context was full
+	MemoryChanged     BreakCause = "memory_changed"
+	CodecChanged      BreakCause = "codec_changed"
+	Reopened          BreakCause = "reopened"           // anew from what servers offer now
+	HistoryTrimmed    BreakCause = "history_trimmed"    // results of earlier exchanges, as one opened
+	ContextTrimmed    BreakCause = "context_trimmed"    // of earlier turns, since the context was full
+	BlockRefused      BreakCause = "block_refused"      // without blocks that the provider refused the request for
+	ProjectionChanged BreakCause = "projection_changed" // the same is encoded otherwise under the same ID: by another release, or by an adapter with other options or limits
 )
 
 // A Payload is anything of a record that can grow: inline, or by reference.

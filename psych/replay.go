@@ -155,14 +155,15 @@ type replay struct {
 	state *state
 	add   func(*state, *Record) // rp.folded
 
-	opened map[string]openedModel // by name
-	prompt *prompt
-	calls  int
-	was    wireMark // of the call before
-	sent   *Request // of the call before, if it is what was sent
-	made   int      // parts of the history of the last request that was made
-	heard  int      // of the last of them that was answered
-	stuck  error    // why requests can't be made, until something changes
+	opened  map[string]openedModel // by name
+	prompt  *prompt
+	calls   int
+	was     wireMark          // of the call before
+	sent    *Request          // of the call before, if it is what was sent
+	made    int               // parts of the history of the last request that was made
+	heard   int               // of the last of them that was answered
+	dropped map[BlockKind]int // as of the call before
+	stuck   error             // why requests can't be made, until something changes
 
 	call *ReplayedCall // of the record that was folded last
 	err  error
@@ -177,7 +178,7 @@ func (r *Runtime) newReplay(ctx context.Context, key RunKey, o *ReplayOptions) (
 	if err := key.Check(); err != nil {
 		return nil, err
 	}
-	rp := &replay{ctx: ctx, rt: r, state: newState(key, Limits{}), opened: map[string]openedModel{}}
+	rp := &replay{ctx: ctx, rt: r, state: newState(key, Limits{}), opened: map[string]openedModel{}, dropped: map[BlockKind]int{}}
 	if o != nil {
 		rp.o = *o
 	}
@@ -215,7 +216,7 @@ func (rp *replay) folded(s *state, rec *Record) {
 		tail: e.Tail, state: s,
 	}
 	rp.call = c
-	if rp.stuck != nil && e.Codec == "" && e.Opening == nil && len(e.Trimmed) == 0 {
+	if rp.stuck != nil && e.Codec == "" && e.Opening == nil && !e.rewrites() {
 		c.Err = rp.stuck
 	} else if err := rp.make(c, e); err != nil {
 		if rp.prompt = nil; !lacks(err) { // it may hold a part of what this call sends
@@ -231,6 +232,9 @@ func (rp *replay) folded(s *state, rec *Record) {
 	}
 	if c.Err == nil && rp.o.As == nil {
 		c.Difference = rp.compare(c, e)
+	}
+	for _, kind := range e.Dropped {
+		rp.dropped[kind] = s.dropped[kind]
 	}
 	if rp.was, rp.sent = s.wire, nil; c.Equal() {
 		rp.sent = c.Request
@@ -277,14 +281,12 @@ func (rp *replay) make(c *ReplayedCall, e *ModelCallStarted) error {
 	if err := p.extend(rp.ctx, s, rp.rt.o.Blobs); err != nil {
 		return err
 	}
-	if len(e.Trimmed) > 0 {
-		trims := make([]*part, len(e.Trimmed))
-		for i, handle := range e.Trimmed {
-			trims[i] = s.part(handle) // the fold has found it
-		}
-		if err := p.trim(rp.ctx, s, rp.rt.o.Blobs, trims); err != nil {
-			return err
-		}
+	trims := make([]*part, len(e.Trimmed))
+	for i, handle := range e.Trimmed {
+		trims[i] = s.part(handle) // the fold has found it
+	}
+	if err := p.revise(rp.ctx, s, rp.rt.o.Blobs, trims, e.Dropped, rp.dropped); err != nil {
+		return err
 	}
 	tail, err := p.tail(e.Tail)
 	if err != nil {

@@ -70,7 +70,7 @@ func (d *driver) turn() error {
 	d.log.WarnContext(d.ctx, "model call failed", "turn", turn, "status", failed.Status, "transient", failed.Transient)
 	return d.emit(&ModelCallFailed{
 		Turn: turn, Status: failed.Status, Transient: failed.Transient, Overflow: failed.Overflow,
-		RetryMillis: failed.RetryAfter.Milliseconds(), RequestID: bounded(failed.RequestID), Message: string(firstChars([]byte(strings.ToValidUTF8(failed.Message, "\uFFFD")), 2000)),
+		Refused: failed.Refused, RetryMillis: failed.RetryAfter.Milliseconds(), RequestID: bounded(failed.RequestID), Message: string(firstChars([]byte(strings.ToValidUTF8(failed.Message, "\uFFFD")), 2000)),
 	})
 }
 
@@ -110,10 +110,12 @@ func (d *driver) prepare() (*Request, error) {
 	case !s.exchange.begun:
 		trims, why = d.trimHistory(), HistoryTrimmed
 	}
-	if len(trims) > 0 {
-		if err := p.trim(d.store, s, d.rt.o.Blobs, trims); err != nil {
-			return nil, err
-		}
+	var dropped []BlockKind
+	if d.dropping != "" {
+		dropped = append(dropped, d.dropping)
+	}
+	if err := p.revise(d.store, s, d.rt.o.Blobs, trims, dropped, s.dropped); err != nil {
+		return nil, err
 	}
 	if !s.untold || d.tail == nil { // another try sends the same
 		d.tail = nil
@@ -130,7 +132,7 @@ func (d *driver) prepare() (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := p.start(s, d.modelName(), memory, trims, why, d.tail, &tail)
+	e := p.start(s, d.modelName(), memory, trims, why, dropped, d.tail, &tail)
 	e.Servers = d.telling
 	if at := d.openedAt; at != s.opening {
 		e.Opening = &at
@@ -143,7 +145,7 @@ func (d *driver) prepare() (*Request, error) {
 		d.full, d.prompt = false, nil // it may hold trims that the log does not
 		return nil, d.close(StatusExhausted, "context", fmt.Sprintf("the conversation takes an estimated %d tokens, of a context of %d, with all that can be trimmed", estimate(e.Chars[0]+e.Chars[1]+e.Chars[2]+e.Chars[3]), limit))
 	}
-	d.full = false
+	d.full, d.dropping = false, ""
 	if err := d.emit(e); err != nil {
 		return nil, err
 	}

@@ -106,6 +106,7 @@ func (m *Model) refused(status int, h http.Header, body []byte, err error) *psyc
 	e := m.failure(text, id, err)
 	e.Status = status
 	e.Overflow = said.Overflow(status)
+	e.Refused = said.Refused(status)
 	e.Transient = messages.TransientStatus(status) && !e.Overflow
 	switch {
 	case e.Overflow:
@@ -132,6 +133,7 @@ func (m *Model) refusedInStream(id string, sent json.RawMessage) *psych.ModelErr
 	e := m.failure("it sent an error instead of an answer: "+text, id, nil)
 	e.Status = said.Status()
 	e.Overflow = said.Overflow(e.Status)
+	e.Refused = said.Refused(e.Status)
 	e.Transient = !e.Overflow && (e.Status == 0 || messages.TransientStatus(e.Status))
 	return e
 }

@@ -416,6 +416,24 @@ func TestStatuses(t *testing.T) {
 
 // A server that thinks sends pings, or comments, for minutes: each is told, so
 // that nobody takes the stream for idle.
+// What is refused for blocks that can be left out says so, as a status and in a
+// stream.
+func TestRefused(t *testing.T) {
+	for says, want := range map[string]psych.BlockKind{
+		"messages.1.content.0: Invalid `signature` in `thinking` block": psych.ProviderBlocks,
+		"Could not process image": psych.ImageBlocks,
+		"messages.0: bad":         "",
+	} {
+		failure := errorEvent("invalid_request_error", says)
+		for _, answer := range []http.HandlerFunc{status(400, map[string]string{"Content-Type": "application/json"}, failure), events(start, begun, failure)} {
+			_, err := generate(t, newStub(t, answer).model("m", nil), nil)
+			if e := modelError(t, err, false); e.Refused != want || e.Status != 400 {
+				t.Errorf("%s: refused for %q, want %q, status %d", says, e.Refused, want, e.Status)
+			}
+		}
+	}
+}
+
 func TestKeepAlive(t *testing.T) {
 	told := make(chan psych.Delta)
 	s := newStub(t, func(w http.ResponseWriter, r *http.Request) {

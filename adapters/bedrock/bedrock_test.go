@@ -398,6 +398,27 @@ func refuse(code int, kind, message string, header ...string) http.HandlerFunc {
 	}
 }
 
+// What is refused for blocks that can be left out says so, as a status, as an
+// exception and among the model's events.
+func TestRefused(t *testing.T) {
+	for says, want := range map[string]psych.BlockKind{
+		"messages.1.content.0: Invalid `signature` in `thinking` block": psych.ProviderBlocks,
+		"Could not process image": psych.ImageBlocks,
+		"messages.0: bad":         "",
+	} {
+		for _, answer := range []http.HandlerFunc{
+			refuse(400, "ValidationException", `{"message":"`+says+`"}`),
+			frames(append(chunks(start), exception("validationException", `{"message":"`+says+`"}`))...),
+			frames(append(chunks(start), chunk(`{"type":"error","error":{"type":"invalid_request_error","message":"`+says+`"}}`))...),
+		} {
+			_, err := generate(t, newStub(t, answer).model(opus, nil), nil)
+			if e := modelError(t, err, false); e.Refused != want || e.Status != 400 {
+				t.Errorf("%s: refused for %q, want %q, status %d", says, e.Refused, want, e.Status)
+			}
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	js := func(message string) string { return `{"message":"` + message + `"}` }
 	for _, c := range []struct {

@@ -114,6 +114,7 @@ func (m *Model) classified(api smithy.APIError, id string, status int, err error
 	e := m.failure(text, id, err)
 	e.Status = f.status
 	e.Overflow = said.Overflow(f.status)
+	e.Refused = said.Refused(f.status)
 	e.Transient = f.transient && !e.Overflow
 	return e
 }
@@ -174,6 +175,7 @@ func (m *Model) refusedInStream(id string, sent json.RawMessage) *psych.ModelErr
 	e := m.failure("it sent an error instead of an answer: "+text, id, nil)
 	e.Status = said.Status()
 	e.Overflow = said.Overflow(e.Status)
+	e.Refused = said.Refused(e.Status)
 	e.Transient = !e.Overflow && (e.Status == 0 || messages.TransientStatus(e.Status))
 	return e
 }

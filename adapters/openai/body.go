@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -200,16 +201,14 @@ func (m *Model) head(r *psych.Request) []byte {
 		b = appendString(b, o.Effort)
 	}
 	key := m.o.CacheKey
-	if key == "" && m.codec.responses { // other servers of Chat Completions may refuse it
+	if key == "" && (m.codec.responses || isOpenAI(m.base)) { // other servers of Chat Completions may refuse it
 		key = r.CacheKey
 	}
 	if key != "" {
 		b = append(b, `,"prompt_cache_key":`...)
 		b = appendString(b, key)
 	}
-	if m.o.CacheBreakpoints {
-		b = append(b, `,"prompt_cache_options":{"mode":"explicit"}`...)
-	}
+	b = m.appendCacheOptions(b)
 	if !m.codec.responses {
 		return append(b, `,"stream":true,"stream_options":{"include_usage":true}`...)
 	}
@@ -218,6 +217,26 @@ func (m *Model) head(r *psych.Request) []byte {
 		b = append(b, `,"include":["reasoning.encrypted_content"]`...)
 	}
 	return b
+}
+
+func (m *Model) appendCacheOptions(b []byte) []byte {
+	ttl := m.o.CacheTTL
+	if slices.Contains(longestTTLs, ttl) {
+		b = append(b, `,"prompt_cache_retention":`...)
+		b = appendString(b, ttl)
+		ttl = ""
+	}
+	switch {
+	case m.o.CacheBreakpoints && ttl != "":
+		b = append(b, `,"prompt_cache_options":{"mode":"explicit","ttl":`...)
+	case m.o.CacheBreakpoints:
+		return append(b, `,"prompt_cache_options":{"mode":"explicit"}`...)
+	case ttl != "":
+		b = append(b, `,"prompt_cache_options":{"ttl":`...)
+	default:
+		return b
+	}
+	return append(appendString(b, ttl), '}')
 }
 
 func appendReasoning(b []byte, effort, summary string) []byte {

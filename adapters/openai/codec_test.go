@@ -495,6 +495,88 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
+// OpenAI is sent breakpoints for the models that its documentation names, and a
+// key for each Run; other servers and models only what they are said to take.
+func TestWhoIsSentBreakpoints(t *testing.T) {
+	const own = "https://api.openai.com/v1"
+	for _, c := range []struct {
+		name, base string
+		o          Options
+		marked     bool
+		keyed      bool // in Chat Completions, too
+	}{
+		{"gpt-5.6", "", Options{}, true, true},
+		{"gpt-5.6-sol", own, Options{}, true, true},
+		{"gpt-5.6-terra-2026-07-01", "https://eu.API.openai.com/v1", Options{}, true, true},
+		{"gpt-5.10", own, Options{}, true, true},
+		{"gpt-6-astra", own, Options{}, true, true},
+		{"gpt-6.1-sol", own, Options{}, true, true},
+		{"gpt-5.5", own, Options{}, false, true},
+		{"gpt-5", own, Options{}, false, true},
+		{"gpt-4.1", own, Options{}, false, true},
+		{"gpt-4o", own, Options{}, false, true},
+		{"gpt-56x", own, Options{}, false, true},
+		{"gpt-oss-120b", own, Options{}, false, true},
+		{"ft:gpt-5.6:org::id", own, Options{}, false, true},
+		{"my-gpt-5.6", own, Options{}, false, true},
+		{"gpt-5.6", own, Options{NoCacheBreakpoints: true}, false, true},
+		{"gpt-5.6", own, Options{CacheBreakpoints: true, NoCacheBreakpoints: true}, false, true},
+		{"gpt-4.1", own, Options{CacheBreakpoints: true}, true, true},
+		{"gpt-5.6", "http://api.openai.com/v1", Options{}, false, false},
+		{"gpt-5.6", "https://api.openai.com.example/v1", Options{}, false, false},
+		{"gpt-5.6", "https://gateway.example/v1", Options{}, false, false},
+		{"gpt-5.6", "https://gateway.example/v1", Options{CacheBreakpoints: true}, true, false},
+	} {
+		for _, api := range []bool{false, true} {
+			o := c.o
+			o.BaseURL, o.Responses = c.base, api
+			m := New(c.name, &o)
+			b := &builder{t: t, c: m.Codec()}
+			b.system("memory", "instructions")
+			b.say(psych.RoleUser, psych.Block{Text: "hi"})
+			b.tail(tailText)
+			b.req.Breaks, b.req.CacheKey = []int{0}, "0123"
+			got := bodyOf(t, m, &b.req)
+			markers := map[bool]int{true: 3, false: 0}[c.marked]
+			if n := bytes.Count(got, breakpoint); n != markers || bytes.Contains(got, []byte(`"prompt_cache_options":{"mode":"explicit"}`)) != c.marked {
+				t.Errorf("%s at %s: %d breakpoints, want %d: %s", c.name, c.base, n, markers, got)
+			}
+			if keyed := bytes.Contains(got, []byte(`"prompt_cache_key":"0123"`)); keyed != (c.keyed || api) {
+				t.Errorf("%s at %s: a key is sent: %v", c.name, c.base, keyed)
+			}
+			if plain := New(c.name, &Options{BaseURL: "http://x", Responses: api, CacheBreakpoints: c.marked}); plain.Codec().ID() != m.Codec().ID() {
+				t.Errorf("%s at %s: the encoding is %s, want %s", c.name, c.base, m.Codec().ID(), plain.Codec().ID())
+			}
+		}
+	}
+}
+
+// How long a cache is kept is said by the option that has the value.
+func TestCacheTTL(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{CacheTTL: "30m"}, `,"prompt_cache_options":{"ttl":"30m"}`},
+		{Options{CacheTTL: "12h", CacheBreakpoints: true}, `,"prompt_cache_options":{"mode":"explicit","ttl":"12h"}`},
+		{Options{CacheTTL: "24h"}, `,"prompt_cache_retention":"24h"`},
+		{Options{CacheTTL: "in_memory", Responses: true}, `,"prompt_cache_retention":"in_memory"`},
+	} {
+		m := New("m", &c.o)
+		got := string(bodyOf(t, m, aRequest(t, m)))
+		if !strings.Contains(got, c.want) || strings.Count(got, "prompt_cache_options")+strings.Count(got, "prompt_cache_retention") != 1 {
+			t.Errorf("%+v: %s", c.o, got)
+		}
+		if a, b := m.Codec().ID(), New("m", &Options{Responses: c.o.Responses, CacheBreakpoints: c.o.CacheBreakpoints}).Codec().ID(); a != b {
+			t.Errorf("%+v: the encoding is %s, want %s", c.o, a, b)
+		}
+	}
+	_, err := generate(t, New("m", &Options{CacheTTL: "1h"}), nil)
+	if e := modelError(t, err, false); !errors.Is(e, psych.ErrInvalid) || !strings.Contains(e.Message, "12h") {
+		t.Errorf("%v", e)
+	}
+}
+
 // The encodings of the options are different ones, so that a history is never
 // reused under another.
 func TestCodecIDs(t *testing.T) {

@@ -58,9 +58,19 @@
 //
 // # Caching
 //
-// OpenAI caches prefixes by itself. Options.CacheKey steers requests with a
-// common prefix to one cache. Options.CacheBreakpoints marks where prefixes
-// end, for models that take prompt_cache_options: after zone 1, zone 2, the
-// history of the request before and that of this one, four at most, and turns
-// the implicit breakpoint off, which would pay to keep the trailing message.
+// OpenAI caches prefixes by itself. prompt_cache_key steers requests with a
+// common prefix to one cache: each Run has its own, or Options.CacheKey.
+//
+// OpenAI documents explicit breakpoints for gpt-5.6 and later models. Requests
+// for these to OpenAI mark where prefixes end: after zone 1, zone 2, the history
+// of the request before and that of this one, four at most, and turn the implicit
+// breakpoint off, which would pay to keep the trailing message and never find it
+// again. Options.CacheBreakpoints does so for any model and server,
+// Options.NoCacheBreakpoints for none. Options.CacheTTL asks for a longer time.
+//
+// # Refused blocks
+//
+// A request that is refused for reasoning that the server can't decrypt or
+// look up, as behind a gateway that changes accounts, or for images that it can't
+// read, says so in its [psych.ModelError]: the Run goes on without them.
 package openai

@@ -96,6 +96,7 @@ func (m *Model) refused(status int, h http.Header, body []byte, err error) *psyc
 	e := m.failure(text, err)
 	e.Status = status
 	e.Overflow = said.overflow(status)
+	e.Refused = said.refused(status)
 	e.Transient = transientStatus(status) && !e.Overflow && !said.exhausted()
 	switch {
 	case e.Overflow || said.exhausted():
@@ -121,6 +122,7 @@ func (m *Model) refusedInStream(sent json.RawMessage) *psych.ModelError {
 		e.Status = n
 	}
 	e.Overflow = said.overflow(http.StatusBadRequest)
+	e.Refused = said.refused(http.StatusBadRequest)
 	switch {
 	case e.Overflow, said.exhausted():
 	case e.Status != 0:
@@ -211,6 +213,33 @@ func (s said) overflow(status int) bool {
 		return s.code == "context_length_exceeded" || s.kind == "exceed_context_size_error" || overflows().MatchString(s.message)
 	}
 	return false
+}
+
+// How servers refuse a request for reasoning that is not as they made it, or
+// that they look up in vain, and for images, where the code does not say it:
+// OpenAI, vLLM, llama.cpp and gateways.
+var (
+	sealedItems = lazily(`(?i)encrypted content\b.*\b(could not|cannot|can't) be (verified|decrypted|parsed)|\bof type 'reasoning' was provided without|\bitem with id 'rs_`)
+	imageParts  = lazily(`(?i)\b(invalid|unsupported|not support|support|valid|could not|cannot|can't|failed to|unable to|at most \d+)\b.{0,80}\bimage(\(?s\)?|_url)?\b|\bimage(s|_url)?\b.{0,80}\b(invalid|unsupported|not supported|too (large|small|many)|could not|cannot|can't|failed|must)\b`)
+)
+
+// refused says for blocks of which kind a request was refused, that could be
+// made without them; "" for none.
+func (s said) refused(status int) psych.BlockKind {
+	switch status {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusInternalServerError:
+	default:
+		return ""
+	}
+	switch {
+	case s.overflow(status):
+		return ""
+	case s.code == "invalid_encrypted_content" || sealedItems().MatchString(s.message):
+		return psych.ProviderBlocks
+	case strings.Contains(s.code, "image") || imageParts().MatchString(s.message):
+		return psych.ImageBlocks
+	}
+	return ""
 }
 
 // exhausted reports whether an account must be paid for first.

@@ -9,6 +9,8 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/openai/openai-go/v3"
@@ -67,14 +69,30 @@ type Options struct {
 	ReasoningSummary string
 
 	// CacheKey is sent as prompt_cache_key; "" sends one of each Run to the
-	// Responses API, and none to Chat Completions, which other servers speak too.
+	// Responses API and to OpenAI, and none to the Chat Completions of other
+	// servers, which may refuse it.
 	CacheKey string
 
 	// CacheBreakpoints marks the ends of zones with prompt_cache_breakpoint and
-	// sets prompt_cache_options to explicit. OpenAI takes them from gpt-5.6 on;
-	// other servers may refuse them.
-	CacheBreakpoints bool
+	// sets prompt_cache_options.mode to explicit. OpenAI documents both for gpt-5.6
+	// and later models, where they are sent to OpenAI without being asked for,
+	// unless NoCacheBreakpoints is set; other servers may refuse them. The name of
+	// a fine-tuned model does not tell.
+	CacheBreakpoints   bool
+	NoCacheBreakpoints bool
+
+	// CacheTTL is how long the provider keeps what it caches; "" leaves it to the
+	// provider. "30m" and "12h" are sent as prompt_cache_options.ttl, the least
+	// time, for gpt-5.6 and later; "in_memory" and "24h" as prompt_cache_retention,
+	// the longest, for models before.
+	CacheTTL string
 }
+
+// Values of Options.CacheTTL.
+var (
+	leastTTLs   = []string{"30m", "12h"}
+	longestTTLs = []string{"in_memory", "24h"}
+)
 
 // A Model calls one model of one server. It is safe for concurrent use.
 type Model struct {
@@ -86,6 +104,31 @@ type Model struct {
 	chat  openai.ChatCompletionService
 	resp  responses.ResponseService
 	err   *psych.ModelError // why it can't be called
+}
+
+// versioned finds the version of the models that OpenAI names gpt-VERSION.
+var versioned = lazily(`^gpt-(\d{1,3})(?:\.(\d{1,3}))?(?:-|$)`)
+
+// takesBreakpoints reports whether OpenAI's documentation says that a model takes
+// prompt_cache_options: "supported for gpt-5.6 and later models".
+func takesBreakpoints(name string) bool {
+	v := versioned().FindStringSubmatch(name)
+	if v == nil {
+		return false
+	}
+	major, _ := strconv.Atoi(v[1]) // digits
+	minor, _ := strconv.Atoi(v[2]) // "" is 0
+	return major > 5 || major == 5 && minor >= 6
+}
+
+// isOpenAI reports whether a base URL is OpenAI's own, of any region.
+func isOpenAI(base string) bool {
+	u, err := url.Parse(base)
+	if err != nil || !strings.EqualFold(u.Scheme, "https") {
+		return false
+	}
+	host := strings.ToLower(u.Hostname())
+	return host == "api.openai.com" || strings.HasSuffix(host, ".api.openai.com")
 }
 
 var _ psych.Model = (*Model)(nil)
@@ -102,8 +145,17 @@ func New(name string, o *Options) *Model {
 	if m.base == "" {
 		m.base = DefaultBaseURL
 	}
+	if isOpenAI(m.base) && takesBreakpoints(name) {
+		m.o.CacheBreakpoints = true
+	}
+	if m.o.NoCacheBreakpoints {
+		m.o.CacheBreakpoints = false
+	}
 	m.codec = newCodec(&m.o)
 	err := checkBaseURL(m.base)
+	if err == nil && m.o.CacheTTL != "" && !slices.Contains(leastTTLs, m.o.CacheTTL) && !slices.Contains(longestTTLs, m.o.CacheTTL) {
+		err = fmt.Errorf("openai: cache TTL %.80q: want 30m or 12h, or in_memory or 24h for models before gpt-5.6: %w", m.o.CacheTTL, psych.ErrInvalid)
+	}
 	if err == nil && name == "" {
 		err = fmt.Errorf("openai: the model has no name: %w", psych.ErrInvalid)
 	}

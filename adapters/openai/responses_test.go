@@ -220,6 +220,7 @@ func TestResponsesStreams(t *testing.T) {
 			itemDone(0, aMessage("msg_1", `hello \ud83c\udca1`)), completed("null", aMessage("msg_1", `hello \ud83c\udca1`)),
 		}, "text hello 🂡", psych.StopEnd},
 		{"nothing", []string{created, completed("null")}, "", psych.StopEnd},
+		{"only reasoning", []string{created, added(0, aThought("rs_1", "")), itemDone(0, aThought("rs_1", "hm")), completed("null")}, `kept {"type":"openai.item","item":` + aThought("rs_1", "hm") + `}`, psych.StopEnd},
 		{"all in the last event", []string{created, completed("null", aThought("rs_1", "x"), aMessage("msg_1", "a"), aCall("fc_1", "call_A", "f", "{}"))},
 			`kept {"type":"openai.item","item":` + aThought("rs_1", "x") + `}|text a|call call_A f {}`, psych.StopToolUse},
 		{"no items that are done", []string{created, piece("output_text", 0, "msg_1", `"a"`), piece("function_call_arguments", 1, "fc_1", `"{}"`), completed("null")}, "text a|call   {}", psych.StopToolUse},

@@ -333,6 +333,16 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// Of usage that is told twice the last holds, though it be less: it is that of
+// the whole answer.
+func TestUsageThatDecreases(t *testing.T) {
+	s := newStub(t, events(delta(`{"content":"x"}`), `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":9}}`, finish("stop"), `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":5}}`, "[DONE]"))
+	r, err := generate(t, s.model(nil), nil)
+	if err != nil || r.Usage.Input == nil || *r.Usage.Input != 10 || r.Usage.Output == nil || *r.Usage.Output != 5 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // drop sends the start of a stream and breaks the connection.
 func drop(start string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -533,6 +543,62 @@ func TestEndlessErrorBody(t *testing.T) {
 	}
 }
 
+// What is refused for blocks that can be left out is told from all else, as a
+// status and in a stream, by both APIs.
+func TestRefused(t *testing.T) {
+	js := map[string]string{"Content-Type": "application/json"}
+	for _, c := range []struct {
+		code    int
+		error   string
+		refused psych.BlockKind
+	}{
+		{400, `{"message":"The encrypted content gAAA...c90= could not be verified.","type":"invalid_request_error","param":null,"code":"invalid_encrypted_content"}`, psych.ProviderBlocks},
+		{400, `{"message":"The encrypted content gAAA...wXBV could not be verified.","type":"invalid_request_error","param":null,"code":null}`, psych.ProviderBlocks},
+		{400, `{"message":"The encrypted content for item rs_0a18 could not be verified. Reason: Encrypted content could not be decrypted or parsed.","type":"invalid_request_error"}`, psych.ProviderBlocks},
+		{400, `{"message":"Item 'rs_1' of type 'reasoning' was provided without its required following item.","type":"invalid_request_error"}`, psych.ProviderBlocks},
+		{404, `{"message":"Item with id 'rs_1' not found. Items are not persisted when ` + "`store`" + ` is set to false.","type":"invalid_request_error"}`, psych.ProviderBlocks},
+		{400, `{"message":"The image data you provided does not represent a valid image. Please check your input and try again.","type":"invalid_request_error","code":"invalid_image"}`, psych.ImageBlocks},
+		{400, `{"message":"it is none","code":"image_parse_error"}`, psych.ImageBlocks},
+		{400, `{"message":"You uploaded an unsupported image. Please make sure your image is valid."}`, psych.ImageBlocks},
+		{400, `{"message":"At most 0 image(s) may be provided in one prompt."}`, psych.ImageBlocks},
+		{400, `{"message":"Invalid type for 'messages[0].content[1].image_url'."}`, psych.ImageBlocks},
+		{404, `{"message":"No endpoints found that support image input"}`, psych.ImageBlocks},
+		{422, `{"message":"image input is not supported by this model"}`, psych.ImageBlocks},
+		{400, `{"message":"Encrypted content is not supported with this model.","param":"include"}`, ""},
+		{400, `{"message":"Your input exceeds the context window, with an invalid image","code":"context_length_exceeded"}`, ""},
+		{400, `{"message":"Invalid schema for function 'image_maker'"}`, ""},
+		{400, `{"message":"Invalid 'tools'","code":"bad_tools"}`, ""},
+		{401, `{"message":"an invalid image key"}`, ""},
+		{429, `{"message":"The encrypted content could not be verified"}`, ""},
+	} {
+		for _, api := range []bool{false, true} {
+			s := newStub(t, status(c.code, js, `{"error":`+c.error+`}`))
+			m := s.model(nil)
+			if api {
+				m = s.responses(nil)
+			}
+			_, err := generate(t, m, nil)
+			if e := modelError(t, err, c.code == 429); e.Refused != c.refused {
+				t.Errorf("%s: refused for %q, want %q", c.error, e.Refused, c.refused)
+			}
+			if c.code != 400 {
+				continue
+			}
+			if s = newStub(t, typed(created, `{"type":"response.failed","response":{"status":"failed","error":`+c.error+`}}`)); !api {
+				s = newStub(t, typed(`{"error":`+c.error+`}`))
+			}
+			if m = s.model(nil); api {
+				m = s.responses(nil)
+			}
+			_, err = generate(t, m, nil)
+			var e *psych.ModelError
+			if !errors.As(err, &e) || e.Refused != c.refused {
+				t.Errorf("%s in a stream: %v, want it refused for %q", c.error, err, c.refused)
+			}
+		}
+	}
+}
+
 func TestRetryAfter(t *testing.T) {
 	date := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
@@ -696,7 +762,11 @@ func TestRegister(t *testing.T) {
 		"openai:llama3:8b?base_url=http://127.0.0.1:11434/v1":    {"llama3:8b", "http://127.0.0.1:11434/v1", "", openAILimits, Options{}},
 		"openai:meta/llama%20x?base_url=https%3A%2F%2Fevil.test": {"meta/llama x", "https://evil.test", "", openAILimits, Options{}},
 		"openai:m?base_url=https://API.openai.com:443/v2&context_tokens=8000&drop_reasoning=true&legacy_max_tokens=1&prompt_cache_key=k&cache_breakpoints=false": {
-			"m", "https://API.openai.com:443/v2", testKey, psych.ModelLimits{Tools: 128, ToolName: 64, ToolDescription: 1024, ContextTokens: 8000}, Options{DropReasoning: true, LegacyMaxTokens: true, CacheKey: "k"}},
+			"m", "https://API.openai.com:443/v2", testKey, psych.ModelLimits{Tools: 128, ToolName: 64, ToolDescription: 1024, ContextTokens: 8000}, Options{DropReasoning: true, LegacyMaxTokens: true, CacheKey: "k", NoCacheBreakpoints: true}},
+		"openai:gpt-5.6?cache_ttl=12h":                                  {"gpt-5.6", DefaultBaseURL, testKey, openAILimits, Options{CacheBreakpoints: true, CacheTTL: "12h"}},
+		"openai:gpt-5.6?cache_breakpoints=false":                        {"gpt-5.6", DefaultBaseURL, testKey, openAILimits, Options{NoCacheBreakpoints: true}},
+		"openai:gpt-5.6?base_url=https://x.test":                        {"gpt-5.6", "https://x.test", "", openAILimits, Options{}},
+		"openai:gpt-5.6?base_url=https://x.test&cache_breakpoints=true": {"gpt-5.6", "https://x.test", "", openAILimits, Options{CacheBreakpoints: true}},
 	} {
 		m, err := open(raw)
 		if err != nil {
@@ -704,7 +774,7 @@ func TestRegister(t *testing.T) {
 			continue
 		}
 		if m.name != want.name || m.base != want.base || m.key != want.key || !reflect.DeepEqual(m.Codec().Limits(), want.limits) ||
-			m.o.DropReasoning != want.o.DropReasoning || m.o.LegacyMaxTokens != want.o.LegacyMaxTokens || m.o.CacheKey != want.o.CacheKey || m.o.CacheBreakpoints ||
+			m.o.DropReasoning != want.o.DropReasoning || m.o.LegacyMaxTokens != want.o.LegacyMaxTokens || m.o.CacheKey != want.o.CacheKey || m.o.CacheBreakpoints != want.o.CacheBreakpoints || m.o.NoCacheBreakpoints != want.o.NoCacheBreakpoints || m.o.CacheTTL != want.o.CacheTTL ||
 			m.o.Responses != want.o.Responses || m.o.Images != want.o.Images || m.o.ReasoningSummary != want.o.ReasoningSummary {
 			t.Errorf("%s is %+v", raw, m)
 		}
@@ -712,7 +782,7 @@ func TestRegister(t *testing.T) {
 	for _, raw := range []string{
 		"openai:", "openai://m", "openai:///m", "openai:m#x", "openai:m?novel=1", "openai:m?legacy_max_tokens=yes", "openai:m?context_tokens=0", "openai:m?context_tokens=x",
 		"openai:m?api=", "openai:m?api=completions", "openai:m?images=yes", "openai:m?reasoning_summary=auto", "openai:m?api=responses&legacy_max_tokens=true",
-		"openai:m?base_url=h", "openai:m?base_url=", "openai:m?prompt_cache_key=a&prompt_cache_key=b", "openai:m?base_url=%zz",
+		"openai:m?base_url=h", "openai:m?cache_ttl=1h", "openai:m?cache_breakpoints=perhaps", "openai:m?base_url=", "openai:m?prompt_cache_key=a&prompt_cache_key=b", "openai:m?base_url=%zz",
 		"openai:m?api_key=" + testKey, "openai:m?api-key=" + testKey + "&novel=1", "openai:m?base_url=http://" + testKey + "@h/v1&novel=1", "openai:m?base_url=http://h/v1?api_key=" + testKey,
 	} {
 		_, err := open(raw)

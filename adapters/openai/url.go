@@ -21,7 +21,8 @@ import (
 //	drop_reasoning=BOOL      Options.DropReasoning
 //	reasoning_summary=WORD   Options.ReasoningSummary, of responses
 //	prompt_cache_key=KEY     Options.CacheKey
-//	cache_breakpoints=BOOL   Options.CacheBreakpoints
+//	cache_breakpoints=BOOL   Options.CacheBreakpoints, or NoCacheBreakpoints
+//	cache_ttl=TTL            Options.CacheTTL
 //
 // OPENAI_BASE_URL is the base URL without base_url; OPENAI_API_KEY is the key,
 // and OPENAI_ORG_ID and OPENAI_PROJECT_ID go with it. The URL holds no key, and
@@ -38,7 +39,7 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 	if err := refuseKeys(u); err != nil {
 		return nil, err
 	}
-	p, err := psych.Params(u, "api", "base_url", "cache_breakpoints", "context_tokens", "drop_reasoning", "images", "legacy_max_tokens", "prompt_cache_key", "reasoning_summary")
+	p, err := psych.Params(u, "api", "base_url", "cache_breakpoints", "cache_ttl", "context_tokens", "drop_reasoning", "images", "legacy_max_tokens", "prompt_cache_key", "reasoning_summary")
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +62,7 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 	if trusted == "" {
 		trusted = DefaultBaseURL
 	}
-	o := &Options{BaseURL: trusted, CacheKey: p["prompt_cache_key"]}
+	o := &Options{BaseURL: trusted, CacheKey: p["prompt_cache_key"], CacheTTL: p["cache_ttl"]}
 	if base, ok := p["base_url"]; ok {
 		o.BaseURL = base
 	}
@@ -97,6 +98,8 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 			return nil, fmt.Errorf("openai: %s: %s is %q: want true or false: %w", u.Redacted(), name, v, psych.ErrInvalid)
 		}
 	}
+	_, told := p["cache_breakpoints"]
+	o.NoCacheBreakpoints = told && !o.CacheBreakpoints
 	if v, ok := p["context_tokens"]; ok {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 {
@@ -106,7 +109,11 @@ func open(u *url.URL, getenv func(string) string) (*Model, error) {
 		limits.ContextTokens = n
 		o.Limits = &limits
 	}
-	return New(name, o), nil
+	m := New(name, o)
+	if m.err != nil { // an option
+		return nil, fmt.Errorf("%s: %w", u.Redacted(), m.err.Err)
+	}
+	return m, nil
 }
 
 // refuseKeys comes before any error that shows the URL.

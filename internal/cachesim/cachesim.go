@@ -172,6 +172,9 @@ func (p *Provider) openAI(model string, u *url.URL) error {
 	default:
 		return fmt.Errorf("api is %.80q: want chat or responses: %w", params["api"], psych.ErrInvalid)
 	}
+	major, minor := versionOf(model)
+	marks := major > 5 || major == 5 && minor >= 6
+	o.CacheBreakpoints = marks // as the adapter does for OpenAI's own servers
 	if v, ok := params["cache_breakpoints"]; ok {
 		if o.CacheBreakpoints, err = strconv.ParseBool(v); err != nil {
 			return fmt.Errorf("cache_breakpoints is %.80q: want true or false: %w", v, psych.ErrInvalid)
@@ -187,7 +190,7 @@ func (p *Provider) openAI(model string, u *url.URL) error {
 		}
 		return catch.body, nil
 	}
-	if major, minor := versionOf(model); major > 5 || major == 5 && minor >= 6 {
+	if marks {
 		p.Prices = Prices{Read: 0.1, Written: 1.25}
 		p.rule = func() rule { return &breakpoints{entries: map[digest]*entry{}} }
 		return nil

@@ -773,7 +773,9 @@ func (s *service) testNeverDriven(t *testing.T) {
 	version := u.publish(t, "steps: [{text: well}]")
 	s.recorder.deny("TurnFunction", "r#never#", true)
 	run := u.start(t, version, "hi")
-	until(t, "a worker has tried", func() bool { return s.recorder.refused("TurnFunction", "r#never#") })
+	// So late that the first wake is dead long before the second: that one's letter
+	// would be of both messages.
+	until(t, "workers have tried", func() bool { return s.recorder.refused("TurnFunction", "r#never#") >= 5 })
 	if a := u.call(t, "POST", "/v1/runs/"+run.RunID+"/messages", map[string]any{"text": "again"}); a.status != 202 {
 		t.Fatalf("a message: %d %s", a.status, a.body)
 	}

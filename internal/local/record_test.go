@@ -107,11 +107,14 @@ func (r *recorder) deny(function, holding string, on bool) {
 	r.denials[[2]string{function, holding}] = &denial{on: on}
 }
 
-// A denial is one that is in force, and whether it was met.
-type denial struct{ on, met bool }
+// A denial is one that is in force, and how often it was met.
+type denial struct {
+	on  bool
+	met int
+}
 
-// refused reports whether a request was refused since deny said so.
-func (r *recorder) refused(function, holding string) bool {
+// refused is how many requests were refused since deny said so.
+func (r *recorder) refused(function, holding string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.denials[[2]string{function, holding}].met
@@ -125,7 +128,7 @@ func (r *recorder) refuses(q *http.Request, function string) bool {
 	defer r.mu.Unlock()
 	for k, d := range r.denials {
 		if d.on && k[0] == function && bytes.Contains(bodyOf(q), []byte(k[1])) {
-			d.met = true
+			d.met++
 			return true
 		}
 	}

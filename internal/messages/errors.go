@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 	"unicode"
+
+	"github.com/psych-go/psych-go/psych"
 )
 
 // maxMessage bounds what a server says within an error, in characters.
@@ -67,6 +69,32 @@ func (s Said) Overflow(status int) bool {
 		return s.Type == "request_too_large" || overflows().MatchString(s.Message)
 	}
 	return false
+}
+
+// How a request is refused for blocks that are not as the model made them, or
+// not for this request, and for images and documents.
+var (
+	boundBlocks = lazily("(?i)invalid .?(signature|data|encrypted_content).? in .?\\w+.? block|\\.(redacted_)?thinking\\.(signature|data)\\b|thinking.? blocks? .*(cannot|can't|must not) be modified|thinking.? block.*\\bbound to\\b")
+	imageBlocks = lazily("(?i)could not process .*(image|pdf|document)|\\bpdf (specified|pages)\\b|\\b(image|document)\\.source\\b|\\bimages? .*(exceeds?|media type|not supported)\\b|\\b(too many|not support|unsupported) .*(image|document|pdf)")
+)
+
+// Refused says for blocks of which kind a request was refused, that could be
+// made without them; "" for none.
+func (s Said) Refused(status int) psych.BlockKind {
+	switch status {
+	case 0, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusFailedDependency:
+	default:
+		return ""
+	}
+	switch {
+	case s.Overflow(status):
+		return ""
+	case boundBlocks().MatchString(s.Message):
+		return psych.ProviderBlocks
+	case imageBlocks().MatchString(s.Message):
+		return psych.ImageBlocks
+	}
+	return ""
 }
 
 // TransientStatus reports whether what failed with a status may work in a while.

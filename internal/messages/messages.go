@@ -32,6 +32,10 @@
 //	{"type":"anthropic.block","block":{…}}       a block of an unknown type, sent again
 //	{"type":"anthropic.call","fields":{…}}       what else the next call holds, sent again with it
 //	{"type":"anthropic.response","id":…,…}       what else the answer holds; for the log alone
+//
+// An error says whether a request was refused for a signature that does not
+// hold, or for an image or a document that can't be read ([Said.Refused]): the
+// Run goes on without them.
 package messages
 
 import (

@@ -22,7 +22,7 @@ type chatBody struct {
 	Effort        *string         `json:"reasoning_effort"`
 	CacheKey      *string         `json:"prompt_cache_key"`
 	Retention     *string         `json:"prompt_cache_retention"`
-	CacheOptions  *marker         `json:"prompt_cache_options"`
+	CacheOptions  *cacheOptions   `json:"prompt_cache_options"`
 	Tools         *[]struct {
 		Type     string   `json:"type"`
 		Function function `json:"function"`
@@ -79,6 +79,9 @@ func (chatDialect) check(s *Stub, r *http.Request, body []byte) (*Request, error
 		return nil, fmt.Errorf("[] is too short - 'messages'")
 	}
 	if err := checkEffort(b.Effort); err != nil {
+		return nil, err
+	}
+	if err := b.CacheOptions.check(b.Retention); err != nil {
 		return nil, err
 	}
 	if b.Tools != nil {
@@ -185,7 +188,7 @@ func (s *Stub) checkAssistant(m *chatMessage, open *[]string, seen map[string]bo
 	return nil
 }
 
-func checkChatContent(m *chatMessage, x *show, options *marker) error {
+func checkChatContent(m *chatMessage, x *show, options *cacheOptions) error {
 	var text string
 	if json.Unmarshal(m.Content, &text) == nil {
 		if text == "" && m.Role != "tool" {

@@ -106,7 +106,32 @@ type marker struct {
 	Mode string `json:"mode"`
 }
 
-func (m *marker) check(r *Request, options *marker, text string) error {
+// cacheOptions are those of a request.
+type cacheOptions struct {
+	Mode string `json:"mode"`
+	TTL  string `json:"ttl"`
+}
+
+// check refuses what is not documented of them, and of the older option that
+// they replace.
+func (o *cacheOptions) check(retention *string) error {
+	if retention != nil && *retention != "in_memory" && *retention != "24h" {
+		return fmt.Errorf("prompt_cache_retention: invalid value %q", *retention)
+	}
+	switch {
+	case o == nil:
+		return nil
+	case retention != nil:
+		return fmt.Errorf("prompt_cache_retention can't stand beside prompt_cache_options")
+	case o.Mode != "" && o.Mode != "implicit" && o.Mode != "explicit":
+		return fmt.Errorf("prompt_cache_options.mode: invalid value %q", o.Mode)
+	case o.TTL != "" && o.TTL != "30m" && o.TTL != "12h":
+		return fmt.Errorf("prompt_cache_options.ttl: invalid value %q", o.TTL)
+	}
+	return nil
+}
+
+func (m *marker) check(r *Request, options *cacheOptions, text string) error {
 	if m == nil {
 		return nil
 	}
@@ -149,7 +174,14 @@ func refuseOpenAI(w http.ResponseWriter, status int, message string) {
 	if status == 529 {
 		status = http.StatusServiceUnavailable
 	}
+	code := "null"
+	switch {
+	case strings.Contains(message, "encrypted content"):
+		code = `"invalid_encrypted_content"`
+	case strings.Contains(message, "image data"):
+		code = `"invalid_image"`
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, `{"error":{"message":%s,"type":%q,"param":null,"code":null}}`, quote(message), kind)
+	fmt.Fprintf(w, `{"error":{"message":%s,"type":%q,"param":null,"code":%s}}`, quote(message), kind, code)
 }

@@ -122,6 +122,10 @@ type Options struct {
 	// the same provider does.
 	Peer *Stub
 
+	// Refuses says why a request is not taken that nothing else is wrong with; "":
+	// it is. Nil takes all.
+	Refuses func(*Request) string
+
 	// Alternate refuses two user's messages in a row, as the templates of many
 	// models that speak Chat do.
 	Alternate bool
@@ -231,12 +235,19 @@ func (s *Stub) serve(w http.ResponseWriter, r *http.Request) {
 	if err == nil && r.ContentLength != int64(len(body)) {
 		err = fmt.Errorf("the length of the body is not stated")
 	}
+	if err == nil {
+		req.API, req.N, req.Body = s.api, s.n, body
+		if s.o.Refuses != nil {
+			if why := s.o.Refuses(req); why != "" {
+				err = errors.New(why)
+			}
+		}
+	}
 	if err != nil {
 		s.refused = append(s.refused, fmt.Errorf("request %d: %w", s.n, err))
 		d.refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	req.API, req.N, req.Body = s.api, s.n, body
 	s.taken = append(s.taken, req)
 	a := s.mind(req)
 	switch a.Shape {

@@ -24,7 +24,7 @@ type responsesBody struct {
 	Temperature  *float64          `json:"temperature"`
 	CacheKey     *string           `json:"prompt_cache_key"`
 	Retention    *string           `json:"prompt_cache_retention"`
-	CacheOptions *marker           `json:"prompt_cache_options"`
+	CacheOptions *cacheOptions     `json:"prompt_cache_options"`
 	Reasoning    *struct {
 		Effort  *string `json:"effort"`
 		Summary *string `json:"summary"`
@@ -71,6 +71,9 @@ func (responsesDialect) check(s *Stub, r *http.Request, body []byte) (*Request, 
 		return nil, fmt.Errorf("prompt_cache_key: string too long")
 	case len(b.Input) == 0:
 		return nil, fmt.Errorf("input is empty")
+	}
+	if err := b.CacheOptions.check(b.Retention); err != nil {
+		return nil, err
 	}
 	if b.Reasoning != nil {
 		if err := checkEffort(b.Reasoning.Effort); err != nil {
@@ -204,7 +207,7 @@ func (s *Stub) checkInput(b *responsesBody, req *Request) error {
 	return nil
 }
 
-func checkItemContent(content json.RawMessage, kind string, x *show, options *marker) error {
+func checkItemContent(content json.RawMessage, kind string, x *show, options *cacheOptions) error {
 	var text string
 	if json.Unmarshal(content, &text) == nil {
 		if text == "" {

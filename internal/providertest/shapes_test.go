@@ -243,10 +243,13 @@ func TestProviderChanges(t *testing.T) {
 					other := New(b.api, mind, &o)
 					t.Cleanup(other.Close)
 					models := []psych.Model{a.model(r.stub.URL), b.model(other.URL)}
+					now := models[0]
+					r.use(func(context.Context, string) (psych.Model, error) { return now, nil }) // one worker, unless it is cold
 					for n := range 3 {
-						r.use(psych.OneModel(models[n%2]))
+						now = models[n%2]
 						r.say(psych.ClientMessage{Text: fmt.Sprint(n, " more?")})
 					}
+					r.replays(models...)
 					rep := r.report()
 					for k, e := range rep.Exchanges {
 						if e.Closed != psych.StatusCompleted || e.Answer != "that" {
@@ -264,7 +267,7 @@ func TestProviderChanges(t *testing.T) {
 						}
 					}
 					if len(r.stub.Requests()) != 4 || len(other.Requests()) != 2 {
-						t.Errorf("%d and %d requests, want 4 and 2", len(r.stub.Requests()), len(other.Requests()))
+						t.Errorf("%d and %d requests, want 4 and 2: %+v", len(r.stub.Requests()), len(other.Requests()), rep.ModelCalls)
 					}
 				})
 			}

@@ -415,6 +415,7 @@ func (r *run) drive() {
 		var do psych.DriveOptions
 		if r.cold {
 			r.use(r.o.Models)
+			do.Margin = time.Hour // to give the Run back in, however slow this machine is
 			do.Observe = func(x psych.Observation) {
 				if x.Record != nil && x.Record.Event.Kind() == psych.KindModelCallFinished {
 					cancel()

@@ -197,7 +197,7 @@ func TestCostsAdd(t *testing.T) {
 		{"the sweep's reads", "a read unit", minutes * readUnits(nothing)},
 		{"logs of sweep", "a GB of logs", minutes * a("KB of logs an invocation") / 1e6},
 		{"polls of two idle queues", "a request of SQS", minutes * pollers},
-		{"metrics of alarms", "a metric of an alarm, a month", metrics(d.least)},
+		{"alarms", "an alarm, a month", float64(len(d.least.OfType("AWS::CloudWatch::Alarm")))},
 	}
 	price := func(name string) float64 { return prices.number(t, name, 1) / prices.number(t, name, 2) }
 	cents := func(where, got string, want float64) {
@@ -572,13 +572,4 @@ func sizeOf(a types.AttributeValue) int {
 		return (len(n.Value)+1)/2 + 1
 	}
 	return len(asBytes(a))
-}
-
-// metrics is how many metrics alarms watch, which is what they cost by.
-func metrics(s *Stack) (n float64) {
-	for _, a := range s.OfType("AWS::CloudWatch::Alarm") {
-		parts, _ := a.Get("Metrics").([]any)
-		n += float64(max(1, len(parts)-1)) // an expression is none
-	}
-	return n
 }

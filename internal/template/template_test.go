@@ -819,25 +819,15 @@ func logs(d *deployment) (p problems) {
 func alarms(d *deployment) (p problems) {
 	watched := map[string]bool{}
 	for _, a := range d.full.OfType("AWS::CloudWatch::Alarm") {
-		watch := func(metric, dimensions any) {
-			all, _ := dimensions.([]any)
-			for _, dim := range all {
-				dim, _ := dim.(map[string]any)
-				on := d.full.Named(text(dim["Value"]))
-				if on == nil {
-					p.add("%s watches %v, which is not there", a.ID, dim["Value"])
-					continue
-				}
-				watched[text(metric)+" "+on.ID+" "+a.Text("TreatMissingData")] = true
+		dimensions, _ := a.Get("Dimensions").([]any)
+		for _, dim := range dimensions {
+			dim, _ := dim.(map[string]any)
+			on := d.full.Named(text(dim["Value"]))
+			if on == nil {
+				p.add("%s watches %v, which is not there", a.ID, dim["Value"])
+				continue
 			}
-		}
-		watch(a.Get("MetricName"), a.Get("Dimensions"))
-		parts, _ := a.Get("Metrics").([]any)
-		for _, part := range parts { // of an expression
-			part, _ := part.(map[string]any)
-			stat, _ := part["MetricStat"].(map[string]any)
-			metric, _ := stat["Metric"].(map[string]any)
-			watch(metric["MetricName"], metric["Dimensions"])
+			watched[a.Text("MetricName")+" "+on.ID+" "+a.Text("TreatMissingData")] = true
 		}
 		for _, name := range []string{"AlarmActions", "OKActions"} {
 			if got := a.List(name); !slices.Equal(got, []string{everything["AlarmTopic"]}) {
