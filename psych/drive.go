@@ -48,7 +48,7 @@ func (o Outcome) String() string {
 	return [...]string{"none", "closed", "yielded", "idle", "held"}[o]
 }
 
-// Engine constants (FORMATS, "Engine").
+// Engine constants.
 const (
 	flushWindow    = 500 * time.Millisecond
 	renewAgain     = time.Second // after a renewal of unknown outcome

@@ -35,7 +35,7 @@ var (
 	ErrUnavailable = errors.New("psych: temporarily unavailable") // throttled, 5xx, connection, deadline
 )
 
-// A Reason names a rule of the log's protocol (DESIGN, "Log, inbox, header").
+// A Reason names a rule of the log's protocol.
 type Reason string
 
 // Reasons of a [CorruptionError].

@@ -23,7 +23,7 @@ import (
 	"github.com/psych-go/psych-go/psych/internal/lexical"
 )
 
-// Defaults of an engine (FORMATS, "Engine").
+// Defaults of an engine.
 const (
 	defaultLease   = 60 * time.Second
 	postGrace      = 30 * time.Second // how long a wake may take before the sweep looks
