@@ -1,12 +1,13 @@
 # What sam build calls, for the functions of template.yaml: each target leaves a bootstrap, and nothing else, in
 # $(ARTIFACTS_DIR). A function of your own is another folder: make a main there, and name it in TURN.
+GOOS ?= linux
 GOARCH ?= arm64
 API ?= ./lambda/api
 TURN ?= ./lambda/turn
 SWEEP ?= ./lambda/sweep
 DEADLETTER ?= ./lambda/deadletter
 
-bootstrap = CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) go build -tags lambda.norpc -trimpath -buildvcs=false -ldflags "-s -w" -o "$(ARTIFACTS_DIR)/bootstrap"
+bootstrap = CGO_ENABLED=0 GOOS=$(GOOS) GOARCH=$(GOARCH) go build -tags lambda.norpc -trimpath -buildvcs=false -ldflags "-s -w" -o "$(ARTIFACTS_DIR)/bootstrap"
 
 .PHONY: build-ApiFunction build-TurnFunction build-SweepFunction build-DeadLetterFunction local
 

@@ -39,13 +39,16 @@ func stub(t *testing.T, code string) (root string) {
 }
 
 const stubServer = `
-import http.server
+import http.server, tempfile
+tempfile.mkdtemp()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
 `
 
 func TestRunPassesEndpointsAndExitCode(t *testing.T) {
 	root := stub(t, stubServer)
 	t.Setenv("PSYCH_TEST_STUB_B", "http://kept")
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
 	out := filepath.Join(t.TempDir(), "out")
 	code, err := run(root, []string{"sh", "-c", `echo "$PSYCH_TEST_STUB_A $PSYCH_TEST_STUB_B $PSYCH_TEST_EMULATORS" > "$0"; exit 7`, out})
 	if code != 7 || err != nil {
@@ -62,6 +65,9 @@ func TestRunPassesEndpointsAndExitCode(t *testing.T) {
 	if resp, err := http.Get(f[0]); err == nil {
 		resp.Body.Close()
 		t.Error("the emulator answers after the command has ended")
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("%v are left, %v", left, err)
 	}
 }
 

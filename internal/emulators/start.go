@@ -100,6 +100,7 @@ type process struct {
 	name, url string // of a program: its path
 	cmd       *exec.Cmd
 	stdin     io.Closer
+	tmp       string // what it leaves there goes with it
 	log       *os.File
 	done      chan struct{}
 	err       error // of Wait, when done is closed
@@ -129,17 +130,21 @@ func (s *spec) startOnce(ctx context.Context, dir string) (*process, error) {
 	}
 	args, env := s.command(dir, port)
 	p := &process{name: s.name, url: fmt.Sprintf("http://127.0.0.1:%d", port), cmd: exec.Command(args[0], args[1:]...), done: make(chan struct{})}
-	if p.log, err = os.CreateTemp("", "psych-"+s.name+"-*.log"); err != nil {
+	if p.tmp, err = os.MkdirTemp("", "psych-"+s.name+"-"); err != nil {
 		return nil, err
 	}
-	p.cmd.Dir, p.cmd.Env = dir, append(os.Environ(), env...)
+	if p.log, err = os.Create(filepath.Join(p.tmp, "log")); err != nil {
+		p.remove()
+		return nil, err
+	}
+	p.cmd.Dir, p.cmd.Env = dir, append(append(os.Environ(), "TMPDIR="+p.tmp), env...)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	ownGroup(p.cmd)
 	if p.stdin, err = p.cmd.StdinPipe(); err == nil {
 		err = p.cmd.Start()
 	}
 	if err != nil {
-		p.removeLog()
+		p.remove()
 		return nil, fmt.Errorf("start %s: %w", s.name, err)
 	}
 	go func() {
@@ -204,10 +209,11 @@ func (p *process) stop() {
 	}
 	kill(p.cmd)
 	<-p.done
-	p.removeLog()
+	p.remove()
 }
 
-func (p *process) removeLog() {
+// remove removes its log, and what else it left.
+func (p *process) remove() {
 	p.log.Close()
-	_ = os.Remove(p.log.Name())
+	_ = os.RemoveAll(p.tmp)
 }

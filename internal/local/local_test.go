@@ -424,7 +424,7 @@ func TestBuild(t *testing.T) {
 	}
 	build := exec.CommandContext(t.Context(), sam, "build", "--build-dir", dir)
 	build.Dir = root
-	build.Env = slices.DeleteFunc(append(os.Environ(), "AWS_DEFAULT_REGION=eu-central-1", "SAM_CLI_TELEMETRY=0"), func(v string) bool { return strings.HasPrefix(v, "GOARCH=") })
+	build.Env = slices.DeleteFunc(append(os.Environ(), "AWS_DEFAULT_REGION=eu-central-1", "SAM_CLI_TELEMETRY=0"), func(v string) bool { return strings.HasPrefix(v, "GOARCH=") || strings.HasPrefix(v, "GOOS=") })
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("sam build: %v\n%s", err, out)
 	}
@@ -503,7 +503,7 @@ func (s *service) testAPI(t *testing.T) {
 			t.Errorf("%s: %d, want 401", what, a.status)
 		}
 	}
-	for _, path := range []string{"/v1/runs", "/v1/versions", "/", "/openapi.json/x", "/v1/runs/" + strings.Repeat("0", 32) + "/report"} {
+	for _, path := range []string{"/v1/runs", "/v1/versions", "/nothing", "/openapi.json/x", "/v1/runs/" + strings.Repeat("0", 32) + "/report"} {
 		if a := nobody.call(t, "GET", path, nil); a.status != 401 {
 			t.Errorf("%s without a token: %d, want 401", path, a.status)
 		}
@@ -1289,12 +1289,19 @@ func (s *service) testCost(t *testing.T) {
 	})
 	step("its records", func() { u.records(t, run, "") })
 	step("its report", func() { u.call(t, "GET", "/v1/runs/"+run.RunID+"/report", nil) })
-	before := s.recorder.count("SweepFunction")
-	var swept lambda.SweepResult
-	if out := s.invoke(t, "SweepFunction", "{}"); json.Unmarshal([]byte(out), &swept) != nil || swept != (lambda.SweepResult{}) {
-		t.Errorf("a sweep answered %s", out)
+	// The schedule's own sweep may fall into one of these, and not into all.
+	var least map[string]int
+	for range 3 {
+		before := s.recorder.count("SweepFunction")
+		var swept lambda.SweepResult
+		if out := s.invoke(t, "SweepFunction", "{}"); json.Unmarshal([]byte(out), &swept) != nil || swept != (lambda.SweepResult{}) {
+			t.Errorf("a sweep answered %s", out)
+		}
+		if n := s.recorder.since("SweepFunction", before); least == nil || n["Query"] < least["Query"] {
+			least = n
+		}
 	}
-	rows = append(rows, row("a sweep that finds nothing", s.recorder.since("SweepFunction", before)))
+	rows = append(rows, row("a sweep that finds nothing", least))
 	doc, err := os.ReadFile("../../docs/cost.md")
 	if err != nil {
 		t.Fatal(err)

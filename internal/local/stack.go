@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -37,14 +36,17 @@ type deployment struct {
 	log        io.Writer
 }
 
+// region is the emulator's, whatever sam deploy --guided put into samconfig.toml.
+const region = "us-east-1"
+
 // credentials are what the emulator takes.
-var credentials = []string{"AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "AWS_REGION=us-east-1", "AWS_DEFAULT_REGION=us-east-1"}
+var credentials = []string{"AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "AWS_REGION=" + region, "AWS_DEFAULT_REGION=" + region}
 
 // deploy runs sam build and sam deploy, and then does what the emulator leaves
 // out.
 func (d *deployment) deploy(ctx context.Context) (*stack, error) {
 	build := []string{"build", "--template", "template.yaml", "--build-dir", filepath.Join(d.dir, "build")}
-	env := []string{"GOARCH=" + runtime.GOARCH} // the emulator runs functions on this machine
+	env := []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH} // the emulator runs functions on this machine
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		env = append(env, name+"="+d.mains[name])
 	}
@@ -53,7 +55,7 @@ func (d *deployment) deploy(ctx context.Context) (*stack, error) {
 	}
 	args := []string{
 		"deploy", "--template-file", filepath.Join(d.dir, "build", "template.yaml"), "--stack-name", d.name,
-		"--config-file", filepath.Join(d.root, "samconfig.toml"), "--no-confirm-changeset", "--no-progressbar", "--parameter-overrides",
+		"--config-file", filepath.Join(d.root, "samconfig.toml"), "--region", region, "--no-confirm-changeset", "--no-progressbar", "--parameter-overrides",
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.parameters)) {
 		args = append(args, name+"="+d.parameters[name])
@@ -71,7 +73,7 @@ func (d *deployment) deploy(ctx context.Context) (*stack, error) {
 func (d *deployment) run(ctx context.Context, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, d.sam, args...)
 	cmd.Dir = d.root
-	cmd.Env = slices.Concat(os.Environ(), credentials, []string{"AWS_ENDPOINT_URL=" + d.endpoint, "SAM_CLI_TELEMETRY=0"}, env)
+	cmd.Env = slices.Concat(os.Environ(), credentials, []string{"AWS_ENDPOINT_URL=" + d.endpoint, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=false", "SAM_CLI_TELEMETRY=0"}, env)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(d.log, &out), io.MultiWriter(d.log, &out)
 	if err := cmd.Run(); err != nil {
@@ -116,8 +118,11 @@ func (s *stack) complete(ctx context.Context, concurrency string) error {
 	var answer struct {
 		EventSourceMappings []struct{ UUID string }
 	}
-	if err := json.Unmarshal(body, &answer); err != nil || len(answer.EventSourceMappings) != 1 {
-		return fmt.Errorf("the event sources of %s are %s: want one: %w", s.outputs["TurnFunctionName"], body, errors.Join(err))
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return fmt.Errorf("the event sources of %s are %s: %w", s.outputs["TurnFunctionName"], body, err)
+	}
+	if len(answer.EventSourceMappings) != 1 {
+		return fmt.Errorf("the event sources of %s are %s: want one", s.outputs["TurnFunctionName"], body)
 	}
 	_, err = s.call(ctx, "lambda", http.MethodPut, "/2015-03-31/event-source-mappings/"+answer.EventSourceMappings[0].UUID, "application/json",
 		fmt.Sprintf(`{"ScalingConfig":{"MaximumConcurrency":%s}}`, concurrency))
@@ -136,7 +141,7 @@ func (s *stack) call(ctx context.Context, service, method, path, contentType, bo
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/"+service+"/aws4_request, SignedHeaders=host, Signature=none")
+	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/"+region+"/"+service+"/aws4_request, SignedHeaders=host, Signature=none")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err

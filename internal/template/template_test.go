@@ -124,6 +124,7 @@ var rules = []rule{
 		{"-tags lambda.norpc ", ""},
 		{"CGO_ENABLED=0 ", ""},
 		{"GOARCH ?= arm64", "GOARCH ?= amd64"},
+		{"GOOS ?= linux", "GOOS ?= darwin"},
 		{"SweepFunction:\n    Type: AWS::Serverless::Function\n    Metadata: {BuildMethod: makefile}", "SweepFunction:\n    Type: AWS::Serverless::Function"},
 	}},
 	{"the table is that of adapters/dynamo", table, [][2]string{
@@ -147,8 +148,11 @@ var rules = []rule{
 		{"        - {SSEEnabled: true, SSEType: KMS, KMSMasterKeyId: !Ref Key}", "        - !Ref AWS::NoValue"},
 		{"{\"aws:SecureTransport\": \"false\"}", "{\"aws:SecureTransport\": \"true\"}"},
 	}},
-	{"no path is open but those that the API says are public", routes, [][2]string{
+	{"every path has a route, and none is open but those that the API says are public", routes, [][2]string{
 		{"AuthorizationType: JWT", "AuthorizationType: NONE"},
+		{"RouteKey: GET /{proxy+}", "RouteKey: $default"},
+		{"RouteKey: GET /{proxy+}", "RouteKey: ANY /{proxy+}"},
+		{"RouteKey: DELETE /{proxy+}", "RouteKey: PUT /{proxy+}"},
 		{"RouteKey: GET /openapi.json", "RouteKey: GET /v1/runs"},
 		{"      AuthorizerId: !Ref Tokens\n", ""},
 		{"Issuer: !Ref Issuer", "Issuer: https://issuer.example/"},
@@ -160,6 +164,7 @@ var rules = []rule{
 	{"the sweep is called each minute, and not twice for one", schedule, [][2]string{
 		{"rate(1 minute)", "rate(1 minutes)"},
 		{"rate(1 minute)", "rate(5 minutes)"},
+		{"            OmitName: true # sam's would be the same in each stack of an account\n", ""},
 		{"            RetryPolicy: {MaximumRetryAttempts: 2, MaximumEventAgeInSeconds: 60}\n", ""},
 		{"EventInvokeConfig: {MaximumRetryAttempts: 0,", "EventInvokeConfig: {MaximumRetryAttempts: 2,"},
 	}},
@@ -569,7 +574,7 @@ func build(d *deployment) (p problems) {
 	if !slices.Equal(functions, targets) {
 		p.add("the Makefile builds %v, the functions are %v", targets, functions)
 	}
-	for _, part := range []string{"CGO_ENABLED=0 ", "GOOS=linux ", "-tags lambda.norpc ", "-trimpath ", `-ldflags "-s -w" `, `-o "$(ARTIFACTS_DIR)/bootstrap"`} {
+	for _, part := range []string{"GOOS ?= linux\n", "CGO_ENABLED=0 ", "GOOS=$(GOOS) ", "-tags lambda.norpc ", "-trimpath ", `-ldflags "-s -w" `, `-o "$(ARTIFACTS_DIR)/bootstrap"`} {
 		if !strings.Contains(d.makefile, part) {
 			p.add("the Makefile builds without %s", part)
 		}
@@ -692,7 +697,7 @@ func routes(d *deployment) (p problems) {
 	if err != nil || len(doc.Paths) == 0 {
 		return append(p, fmt.Sprintf("api/openapi.json has %d paths: %v", len(doc.Paths), err))
 	}
-	var public []string
+	var public, operations []string
 	methods := map[string]bool{}
 	for path, item := range doc.Paths {
 		for method, raw := range item {
@@ -704,6 +709,7 @@ func routes(d *deployment) (p problems) {
 				p.add("api/openapi.json: %s %s: %v", method, path, err)
 			}
 			methods[strings.ToUpper(method)] = true
+			operations = append(operations, strings.ToUpper(method)+" "+path)
 			if o.Security != nil && len(*o.Security) == 0 {
 				public = append(public, strings.ToUpper(method)+" "+path)
 			}
@@ -711,8 +717,15 @@ func routes(d *deployment) (p problems) {
 	}
 	s := d.full
 	var open []string
+	keys := map[string]bool{}
 	for _, r := range s.OfType("AWS::ApiGatewayV2::Route") {
 		key := r.Text("RouteKey")
+		keys[key] = true
+		// The gateway answers a preflight itself where no route takes it; one that does
+		// asks for a token, which a preflight has not.
+		if method, _, _ := strings.Cut(key, " "); !methods[method] {
+			p.add("the route %s takes %s: want routes of the API's methods alone, and none that takes OPTIONS", key, method)
+		}
 		switch authorizer := s.Named(r.Text("AuthorizerId")); r.Text("AuthorizationType") {
 		case "NONE":
 			open = append(open, key)
@@ -725,6 +738,11 @@ func routes(d *deployment) (p problems) {
 		}
 		if !strings.HasPrefix(r.Text("Target"), "integrations/⟨") {
 			p.add("the route %s leads to %q", key, r.Text("Target"))
+		}
+	}
+	for _, o := range operations {
+		if method, _, _ := strings.Cut(o, " "); !keys[o] && !keys[method+" /{proxy+}"] {
+			p.add("no route takes %s", o)
 		}
 	}
 	slices.Sort(open)
@@ -775,6 +793,9 @@ func schedule(d *deployment) (p problems) {
 			}
 			n++
 			want(&p, f.ID+": its event", e.Type, "ScheduleV2")
+			if e.Text("OmitName") != "true" || e.Get("Name") != nil {
+				p.add("%s: its schedule has a name of its own: a second stack would meet it; want OmitName", f.ID)
+			}
 			expression := e.Text("ScheduleExpression")
 			if !rates.MatchString(expression) || expression != "rate(1 minute)" {
 				p.add("%s is called at %q: want rate(1 minute)", f.ID, expression)
