@@ -121,6 +121,14 @@ const (
 	keptLong    = time.Hour
 )
 
+// keepsCache is how long the model says that its provider does; 0: it does not.
+func (d *driver) keepsCache() time.Duration {
+	if k, ok := As[CacheKeeper](d.model); ok {
+		return max(0, k.KeepsCache())
+	}
+	return 0
+}
+
 // A cacheState is what trimming costs and saves: prices in thousandths of that
 // of input, and what the provider still has.
 type cacheState struct {
@@ -140,6 +148,9 @@ func (d *driver) cacheState() cacheState {
 		if ok && written > 0 && !hour {
 			kept = keptBriefly
 		}
+	}
+	if says := d.keepsCache(); says > 0 {
+		kept = says
 	}
 	c := cacheState{turns: int64(s.turn)}
 	c.read, c.write = d.rt.prices().ratios(d.modelName(), hour)

@@ -310,6 +310,7 @@ type conversation struct {
 	exchanges [][]int
 	wait      time.Duration
 	limits    psych.Limits
+	keeps     bool // the provider keeps its cache for a day
 }
 
 // talk plays a conversation, and returns the handles that each exchange
@@ -325,6 +326,14 @@ func (c *conversation) talk(t *testing.T) (h *harness, trimmed []string) {
 	}
 	h = newHarness(t, "steps: ["+strings.Join(steps, ", ")+"]", sized)
 	h.spec.Limits = c.limits
+	if c.keeps {
+		h.o.Models = psych.OneModel(keepingModel{h.model})
+		rt, err := psych.New(h.tap, &h.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.rt = rt
+	}
 	key := h.start("go")
 	h.drive(key)
 	for range c.exchanges[1:] {
@@ -378,6 +387,7 @@ func TestTrimmingPays(t *testing.T) {
 	}{
 		{"a large result before many small ones, and one more exchange", conversation{exchanges: [][]int{small(12, 20_000), {}}}, "[ ]", 0, 15},
 		{"the same an hour and a half later", conversation{exchanges: [][]int{small(12, 20_000), {}}, wait: 90 * time.Minute}, "[ out_c1_1]", 0, 0},
+		{"the same where the cache is kept for a day", conversation{exchanges: [][]int{small(12, 20_000), {}}, wait: 90 * time.Minute, keeps: true}, "[ ]", 0, 0},
 		{"a large result at the end", conversation{exchanges: [][]int{append(small(12), 20_000), small(2)}}, "[ out_c13_1]", 1, 0},
 		{"large results at both ends", conversation{exchanges: [][]int{append(small(12, 20_000), 20_000), small(2)}}, "[ out_c14_1]", 1, 8},
 		{"both would pay, and the last alone pays more", conversation{exchanges: [][]int{append(small(4, 20_000), 20_000), small(2)}, limits: psych.Limits{HistoryMarginPercent: 1}}, "[ out_c6_1]", 2, 0},

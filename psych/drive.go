@@ -440,6 +440,9 @@ func (d *driver) load() error {
 		}
 		d.pos = page.Next
 	}
+	if d.prompt != nil {
+		d.prompt.met = true // another worker may have sent what it holds not yet
+	}
 	return nil
 }
 
@@ -905,7 +908,7 @@ func (d *driver) retry(f *ModelCallFailed) (Outcome, error) {
 		return 0, nil
 	case f.Overflow:
 		return 0, d.close(StatusExhausted, "context", "the context window of the model is full: "+f.Message)
-	case f.Refused != "" && s.holds(f.Refused): // each time there is less, and then nothing, to leave out
+	case f.Refused != "" && (!f.Transient || s.tries > modelRetries) && s.holds(f.Refused): // each time there is less, and then nothing, to leave out
 		d.dropping, d.waited = f.Refused, f
 		return 0, nil
 	case !f.Transient:

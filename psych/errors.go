@@ -112,7 +112,7 @@ type ModelError struct {
 	Status     int           // HTTP status, 0 when there was none
 	Transient  bool          // worth repeating with the same Request
 	Overflow   bool          // the context window is exceeded
-	Refused    BlockKind     // the request was refused for blocks of this kind, and may be taken without them; "": for none
+	Refused    BlockKind     // the request was refused for blocks of this kind, and may be taken without them, which is tried last if Transient; "": for none
 	RetryAfter time.Duration // 0 when the provider gave none
 	Message    string        // for a person; never a credential
 	RequestID  string        // the provider's own

@@ -3,6 +3,7 @@ package psych
 import (
 	"context"
 	"encoding/json"
+	"time"
 	"unicode/utf8"
 )
 
@@ -62,6 +63,13 @@ type Codec interface {
 // EncodeTail made; its Marker is -1. Elsewhere it is dropped.
 type TailKeeper interface {
 	KeepsTails() bool
+}
+
+// A CacheKeeper is a Model that knows for how long after its last use its provider
+// keeps what it cached, found with [As]: before that a Run is not trimmed as if
+// nothing were cached, nor, as without for an hour, opened anew.
+type CacheKeeper interface {
+	KeepsCache() time.Duration // 0: not known
 }
 
 const hexDigits = "0123456789abcdef"

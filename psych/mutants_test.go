@@ -178,7 +178,7 @@ var mutants = []mutant{
 		"	case s.exchange.turns == 1:\n		trims, why",
 		"./psych", "TestMissions TestHistoryIsTrimmed"},
 	{"tools move as a server's catalogue does", "psych/opening.go",
-		"!s.called.IsZero() && d.now().Sub(s.called) > coldCache\n",
+		"!s.called.IsZero() && d.now().Sub(s.called) > max(keptLong, d.keepsCache())\n",
 		"!s.called.IsZero()\n",
 		"./psych", "TestReopened TestCacheHitRates"},
 	{"a fifth marker", "internal/messages/body.go",

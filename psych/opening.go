@@ -332,15 +332,11 @@ func someNames(names []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// coldCache is how long after the last model call a provider's cache holds
-// nothing of it any more: the longest that any of them sells is an hour.
-const coldCache = time.Hour
-
 // reopens reports whether the Run is opened anew, if what servers offer has
 // changed, though nothing forces it to: nothing is lost by it.
 func (d *driver) reopens() bool {
 	s := d.state
-	return d.full || !s.exchange.begun && !s.called.IsZero() && d.now().Sub(s.called) > coldCache
+	return d.full || !s.exchange.begun && !s.called.IsZero() && d.now().Sub(s.called) > max(keptLong, d.keepsCache())
 }
 
 // servers brings the toolset and the opening up to a new turn. Where a server

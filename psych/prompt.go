@@ -26,6 +26,7 @@ type prompt struct {
 	bytes    int64   // of history
 	previous int     // parts of history that the last answered request sent, and this one sends again
 	fresh    bool    // made for this request: nothing was sent from it
+	met      bool    // another worker sent the previous request
 	reopened bool    // its opening is another than that of the previous request
 }
 
@@ -499,7 +500,7 @@ func (p *prompt) start(s *state, model string, memory *Payload, trimmed []*part,
 	case zone == 2 && memory != nil:
 		e.Breaks = append(e.Breaks, Break{zone, MemoryChanged})
 	case zone == 3 && len(trimmed)+len(dropped) > 0: // as is said below
-	case p.fresh || p.reopened: // what is encoded once in this process never changes
+	case p.fresh || p.reopened || p.met: // what is encoded once in this process never changes
 		e.Breaks = append(e.Breaks, Break{zone, ProjectionChanged})
 	}
 	if len(dropped) > 0 {

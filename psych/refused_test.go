@@ -247,6 +247,39 @@ func TestBlockRefusedForNothing(t *testing.T) {
 	}
 }
 
+// A failure that may pass by itself is tried again as it was, whatever blocks it
+// names; they are left out where it does not pass.
+func TestBlockRefusedForAWhile(t *testing.T) {
+	for _, passes := range []bool{true, false} {
+		t.Run(fmt.Sprint("passes ", passes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, "steps: [{text: x}]", echo)
+				m := &judge{id: "judge/1", answer: func(n int, body string) (*psych.Response, error) {
+					switch {
+					case n == 1:
+						return thought(n, ""), nil
+					case n == 2 || !passes && strings.Contains(body, sealed(1)):
+						return nil, &psych.ModelError{Status: 500, Transient: true, Refused: psych.ProviderBlocks, Message: "no seal could be read"}
+					}
+					return thought(n, "so"), nil
+				}}
+				h.o.Models = nil
+				h.use(m, false)
+				key := h.start("go")
+				h.drive(key)
+				breaks, calls := "", 3
+				if !passes {
+					breaks, calls = "7: zone 3 block_refused", 7 // of which five are as they were
+				}
+				if rep := h.report(key); rep.Status != psych.StatusCompleted || breaksOf(rep) != breaks || len(rep.ModelCalls) != calls {
+					t.Errorf("%s, breaks %q after %d calls; want %q after %d", rep.Status, breaksOf(rep), len(rep.ModelCalls), breaks, calls)
+				}
+				h.equalReplay(key, m, m.requests())
+			})
+		})
+	}
+}
+
 // An image that a provider can't read is told of in text from then on, a user's
 // and a tool's; a later one is shown.
 func TestImageRefused(t *testing.T) {
@@ -363,6 +396,48 @@ func TestEncodingChangesUnderOneID(t *testing.T) {
 			}
 			if a, b := was.requests()[0], was.requests()[1]; !bytes.HasPrefix([]byte(bodyOf(b)), []byte(strings.TrimSuffix(bodyOf(a), string(a.Tail.Bytes)))) {
 				t.Errorf("the first worker left its own prefix: %s", difference([]byte(bodyOf(b)), []byte(bodyOf(a))))
+			}
+		})
+	}
+}
+
+// A worker that stays warm goes on with a Run of which another sent parts that
+// it would encode otherwise, and behind what both encode alike.
+func TestEncodingChangedMeanwhile(t *testing.T) {
+	png := []byte("\x89PNG\r\n\x1a\n\xff")
+	for _, c := range []struct {
+		name   string
+		change func(*judge)
+		want   string
+	}{
+		{"history", func(j *judge) { j.images = []string{"image/png"} }, "3: zone 3 projection_changed"},
+		{"memories", func(j *judge) { j.says = "dynamic" }, "2: zone 2 memory_changed, 3: zone 2 projection_changed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHarness(t, "steps: [{text: x}]", echo)
+			memory := ""
+			h.o.Memories = func(context.Context, psych.Scope) (string, error) { return memory, nil }
+			answer := func(int, string) (*psych.Response, error) { return thought(1, "so"), nil }
+			was, is := &judge{id: "judge/1", answer: answer}, &judge{id: "judge/1", answer: answer}
+			c.change(is)
+			h.o.Models = nil
+			h.use(was, true)
+			first := h.rt
+			key := h.start("go")
+			h.drive(key)
+			h.use(is, true)
+			if c.name == "memories" {
+				memory = "They like tea."
+			}
+			if err := h.rt.Send(context.Background(), key, psych.ClientMessage{Text: "look", Attachments: []psych.MessageAttachment{{Name: "a", ContentType: "image/png", Data: png}}}); err != nil {
+				t.Fatal(err)
+			}
+			h.drive(key)
+			h.rt = first
+			h.send(key, "and back")
+			h.send(key, "and on")
+			if rep := h.report(key); rep.Status != psych.StatusCompleted || breaksOf(rep) != c.want || len(rep.ModelCalls) != 4 {
+				t.Errorf("%s, breaks %q after %d calls, want %q", rep.Status, breaksOf(rep), len(rep.ModelCalls), c.want)
 			}
 		})
 	}

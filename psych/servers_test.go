@@ -1055,6 +1055,44 @@ func TestReopened(t *testing.T) {
 	}
 }
 
+// keepingModel is a Model whose provider keeps what it caches for a day.
+type keepingModel struct{ psych.Model }
+
+func (keepingModel) KeepsCache() time.Duration { return 24 * time.Hour }
+
+// wrappedModel is found to be one all the same.
+type wrappedModel struct{ psych.Model }
+
+func (m wrappedModel) Unwrap() psych.Model { return m.Model }
+
+// Where the provider keeps its cache for longer, a Run is opened anew later.
+func TestReopenedLater(t *testing.T) {
+	n, clock := newNetwork(), newClock()
+	c := n.add("small", remoteTool("look", 40))
+	h := newHarness(t, "steps: [{text: one}, {text: two}, {text: three}]")
+	h.o.Now, h.o.LeaseTTL = clock.Now, psych.MaxLease
+	h.withServers(n, c)
+	h.o.Models = psych.OneModel(wrappedModel{keepingModel{h.model}})
+	rt, err := psych.New(h.tap, &h.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.rt = rt
+	key := h.start("go")
+	h.drive(key)
+	for i, after := range []time.Duration{23 * time.Hour, 25 * time.Hour} {
+		n.change("small", false, func(s *testServer) { s.tools = []psych.RemoteTool{remoteTool("look", 40), remoteTool("see", 40)} })
+		clock.add(after)
+		if err := h.rt.Send(context.Background(), key, psych.ClientMessage{Text: "more"}); err != nil {
+			t.Fatal(err)
+		}
+		h.drive(key)
+		if got := fmt.Sprint(h.report(key).ModelCalls[i+1].Breaks); got != []string{"[]", "[{0 reopened}]"}[i] {
+			t.Errorf("after %v: breaks %s", after, got)
+		}
+	}
+}
+
 // A definition that is longer than a page is shown as far as a call needs it,
 // and the rest is read by its handle.
 func TestLargeDefinition(t *testing.T) {

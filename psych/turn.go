@@ -149,7 +149,7 @@ func (d *driver) prepare() (*Request, error) {
 	if err := d.emit(e); err != nil {
 		return nil, err
 	}
-	p.fresh, p.reopened = false, false
+	p.fresh, p.reopened, p.met = false, false, false
 	return p.request(d.version, spec.Model, d.info.Incarnation, tail), nil
 }
 

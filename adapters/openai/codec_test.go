@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -566,6 +567,10 @@ func TestCacheTTL(t *testing.T) {
 		got := string(bodyOf(t, m, aRequest(t, m)))
 		if !strings.Contains(got, c.want) || strings.Count(got, "prompt_cache_options")+strings.Count(got, "prompt_cache_retention") != 1 {
 			t.Errorf("%+v: %s", c.o, got)
+		}
+		kept := map[string]time.Duration{"30m": 30 * time.Minute, "12h": 12 * time.Hour, "24h": 24 * time.Hour}[c.o.CacheTTL]
+		if got, plain := m.KeepsCache(), New("gpt-5.6", nil).KeepsCache(); got != kept || plain != 30*time.Minute {
+			t.Errorf("%+v: kept for %v, want %v; %v by itself, want 30m", c.o, got, kept, plain)
 		}
 		if a, b := m.Codec().ID(), New("m", &Options{Responses: c.o.Responses, CacheBreakpoints: c.o.CacheBreakpoints}).Codec().ID(); a != b {
 			t.Errorf("%+v: the encoding is %s, want %s", c.o, a, b)

@@ -121,8 +121,12 @@ func (m *Model) refusedInStream(sent json.RawMessage) *psych.ModelError {
 	if n, err := strconv.Atoi(said.code); err == nil && n >= 400 && n < 600 {
 		e.Status = n
 	}
-	e.Overflow = said.overflow(http.StatusBadRequest)
-	e.Refused = said.refused(http.StatusBadRequest)
+	status := e.Status
+	if status == 0 {
+		status = http.StatusBadRequest
+	}
+	e.Overflow = said.overflow(status)
+	e.Refused = said.refused(status)
 	switch {
 	case e.Overflow, said.exhausted():
 	case e.Status != 0:
@@ -221,6 +225,9 @@ func (s said) overflow(status int) bool {
 var (
 	sealedItems = lazily(`(?i)encrypted content\b.*\b(could not|cannot|can't) be (verified|decrypted|parsed)|\bof type 'reasoning' was provided without|\bitem with id 'rs_`)
 	imageParts  = lazily(`(?i)\b(invalid|unsupported|not support|support|valid|could not|cannot|can't|failed to|unable to|at most \d+)\b.{0,80}\bimage(\(?s\)?|_url)?\b|\bimage(s|_url)?\b.{0,80}\b(invalid|unsupported|not supported|too (large|small|many)|could not|cannot|can't|failed|must)\b`)
+
+	// What is said of a tool, whose name may be anything.
+	ofTools = lazily(`(?i)\bfor function '|'tools\[\d`)
 )
 
 // refused says for blocks of which kind a request was refused, that could be
@@ -236,7 +243,7 @@ func (s said) refused(status int) psych.BlockKind {
 		return ""
 	case s.code == "invalid_encrypted_content" || sealedItems().MatchString(s.message):
 		return psych.ProviderBlocks
-	case strings.Contains(s.code, "image") || imageParts().MatchString(s.message):
+	case strings.Contains(s.code, "image") || imageParts().MatchString(s.message) && !ofTools().MatchString(s.message):
 		return psych.ImageBlocks
 	}
 	return ""

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
@@ -131,7 +132,10 @@ func isOpenAI(base string) bool {
 	return host == "api.openai.com" || strings.HasSuffix(host, ".api.openai.com")
 }
 
-var _ psych.Model = (*Model)(nil)
+var (
+	_ psych.Model       = (*Model)(nil)
+	_ psych.CacheKeeper = (*Model)(nil)
+)
 
 // New returns a Model that asks for name. It does no IO and reads no
 // environment. A base URL or name that can't be used is reported by each
@@ -221,6 +225,16 @@ func checkBaseURL(raw string) error {
 
 // String names the model and its server.
 func (m *Model) String() string { return m.name + " at " + m.base }
+
+// KeepsCache is the time that Options.CacheTTL asks for, else the 30 minutes that
+// OpenAI documents where there are breakpoints, else 0, which is not known.
+func (m *Model) KeepsCache() time.Duration {
+	ttl, err := time.ParseDuration(m.o.CacheTTL) // "" and "in_memory" are none
+	if err != nil && m.o.CacheBreakpoints {
+		ttl = 30 * time.Minute
+	}
+	return ttl
+}
 
 // Codec returns the encoding that the options ask for.
 func (m *Model) Codec() psych.Codec { return m.codec }

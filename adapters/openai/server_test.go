@@ -543,6 +543,19 @@ func TestEndlessErrorBody(t *testing.T) {
 	}
 }
 
+// An error inside a stream that says which status it stands for is no refusal,
+// and no full context, where that status is none, whatever else it mentions.
+func TestRefusedInStreamByStatus(t *testing.T) {
+	for _, says := range []string{"at most 5 images a minute", "could not load the image processor", "too many tokens"} {
+		for _, code := range []int{429, 503} {
+			_, err := generate(t, newStub(t, typed(fmt.Sprintf(`{"error":{"code":%d,"message":%q}}`, code, says))).model(nil), nil)
+			if e := modelError(t, err, true); e.Refused != "" || e.Overflow || e.Status != code {
+				t.Errorf("%d, %s: refused for %q, overflow %v, status %d", code, says, e.Refused, e.Overflow, e.Status)
+			}
+		}
+	}
+}
+
 // What is refused for blocks that can be left out is told from all else, as a
 // status and in a stream, by both APIs.
 func TestRefused(t *testing.T) {
@@ -567,6 +580,8 @@ func TestRefused(t *testing.T) {
 		{400, `{"message":"Encrypted content is not supported with this model.","param":"include"}`, ""},
 		{400, `{"message":"Your input exceeds the context window, with an invalid image","code":"context_length_exceeded"}`, ""},
 		{400, `{"message":"Invalid schema for function 'image_maker'"}`, ""},
+		{400, `{"message":"Invalid schema for function 'make-image': In context=(), 'x' is not valid"}`, ""},
+		{400, `{"message":"Invalid value for 'tools[3].function.description': an image","param":"tools[3].function.description"}`, ""},
 		{400, `{"message":"Invalid 'tools'","code":"bad_tools"}`, ""},
 		{401, `{"message":"an invalid image key"}`, ""},
 		{429, `{"message":"The encrypted content could not be verified"}`, ""},

@@ -17,6 +17,7 @@ type request struct {
 	blocks    []block
 	explicit  bool   // prompt_cache_options.mode
 	retention string // prompt_cache_retention
+	ttl       string // prompt_cache_options.ttl
 }
 
 // A block is a tool, or a block of the system prompt or of a message.
@@ -68,6 +69,7 @@ type body struct {
 	Retention string `json:"prompt_cache_retention"`
 	Options   struct {
 		Mode string `json:"mode"`
+		TTL  string `json:"ttl"`
 	} `json:"prompt_cache_options"`
 }
 
@@ -79,7 +81,7 @@ func parse(raw []byte) (*request, error) {
 	if len(b.Messages)+len(b.Input) == 0 {
 		return nil, errors.New("the body has no messages")
 	}
-	p := &parser{r: &request{explicit: b.Options.Mode == "explicit", retention: b.Retention}}
+	p := &parser{r: &request{explicit: b.Options.Mode == "explicit", retention: b.Retention, ttl: b.Options.TTL}}
 	p.setting(b.Model)
 	for _, t := range b.Tools {
 		if err := p.block("definition", t); err != nil {

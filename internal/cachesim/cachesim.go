@@ -19,7 +19,7 @@
 //   - openai from gpt-5.6 on: an entry is written at each of the last four
 //     prompt_cache_breakpoint, or the last three and the end of the newest
 //     message unless prompt_cache_options.mode is explicit, from 1,024 tokens on,
-//     for 30 minutes. Such ends, the latest 80, are looked at for entries, and
+//     for 30 minutes, or 12 hours with prompt_cache_options.ttl "12h". Such ends, the latest 80, are looked at for entries, and
 //     nothing shorter is read. Writing costs 1.25 times, reading a tenth.
 package cachesim
 
@@ -159,18 +159,23 @@ func (p *Provider) messages(model string, u *url.URL) error {
 }
 
 func (p *Provider) openAI(model string, u *url.URL) error {
-	params, err := psych.Params(u, "api", "cache_breakpoints", "prompt_cache_key")
+	params, err := psych.Params(u, "api", "cache_breakpoints", "cache_ttl", "prompt_cache_key")
 	if err != nil {
 		return err
 	}
 	catch := &catcher{}
-	o := &openai.Options{BaseURL: "http://localhost/v1", HTTPClient: &http.Client{Transport: catch}, CacheKey: params["prompt_cache_key"]}
+	o := &openai.Options{BaseURL: "http://localhost/v1", HTTPClient: &http.Client{Transport: catch}, CacheKey: params["prompt_cache_key"], CacheTTL: params["cache_ttl"]}
 	switch params["api"] {
 	case "", "chat":
 	case "responses":
 		o.Responses = true
 	default:
 		return fmt.Errorf("api is %.80q: want chat or responses: %w", params["api"], psych.ErrInvalid)
+	}
+	switch o.CacheTTL {
+	case "", "30m", "12h", "in_memory", "24h":
+	default:
+		return fmt.Errorf("cache_ttl is %.80q: want 30m or 12h, or in_memory or 24h for models before gpt-5.6: %w", o.CacheTTL, psych.ErrInvalid)
 	}
 	major, minor := versionOf(model)
 	marks := major > 5 || major == 5 && minor >= 6
@@ -452,6 +457,10 @@ func (m *breakpoints) send(at time.Time, r *request) (Use, error) {
 		slices.Sort(looked)
 		write = append(slices.Clone(explicit[max(0, len(explicit)-3):]), ends[len(ends)-1])
 	}
+	kept := keptOpenAI
+	if r.ttl == "12h" {
+		kept = 12 * time.Hour
+	}
 	u := Use{}
 	hit := -1
 	for _, i := range looked[max(0, len(looked)-80):] {
@@ -460,7 +469,7 @@ func (m *breakpoints) send(at time.Time, r *request) (Use, error) {
 		}
 	}
 	if hit >= 0 {
-		m.entries[r.blocks[hit].prefix].ends = at.Add(keptOpenAI)
+		m.entries[r.blocks[hit].prefix].ends = at.Add(kept)
 		u.Read = r.blocks[hit].tokens()
 	}
 	from := u.Read
@@ -468,7 +477,7 @@ func (m *breakpoints) send(at time.Time, r *request) (Use, error) {
 		if n := r.blocks[i].tokens(); n >= leastOpenAI && i > hit {
 			u.Written += max(0, n-from)
 			from = max(from, n)
-			m.entries[r.blocks[i].prefix] = &entry{ends: at.Add(keptOpenAI)}
+			m.entries[r.blocks[i].prefix] = &entry{ends: at.Add(kept)}
 		}
 	}
 	u.Uncached = r.tokens() - from

@@ -193,6 +193,12 @@ func TestBreakpoints(t *testing.T) {
 	s.want(t, 2, chat(explicit, text(2000, "a", ""), text(100, "c", "")), Use{Uncached: 2100}) // only what is marked is looked at
 	s.want(t, 30*time.Minute, chat(explicit, a, text(100, "c", "")), Use{Read: 2000, Uncached: 100})
 	s.want(t, 61*time.Minute, chat(explicit, a, text(100, "c", "")), Use{Written: 2000, Uncached: 100})
+	// For longer where it is asked for.
+	const half = `,"prompt_cache_options":{"mode":"explicit","ttl":"12h"}`
+	s = simulator(t, "openai:gpt-5.6")
+	s.want(t, 0, chat(half, a, text(100, "b", "")), Use{Written: 2000, Uncached: 100})
+	s.want(t, 12*time.Hour, chat(half, a, text(100, "c", "")), Use{Read: 2000, Uncached: 100})
+	s.want(t, 25*time.Hour, chat(half, a, text(100, "c", "")), Use{Written: 2000, Uncached: 100})
 	// Without explicit the newest message is a breakpoint too, and what it ends
 	// with counts: a text that is not sent again there spoils it.
 	s = simulator(t, "openai:gpt-5.6")
@@ -218,7 +224,7 @@ func TestBreakpoints(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for _, name := range []string{"anthropic", "bedrock", "openai", "openai:gpt-5.6?api=responses&cache_breakpoints=true", "anthropic:claude-opus-5?cache_ttl=1h&system_cache_ttl=1h"} {
+	for _, name := range []string{"anthropic", "bedrock", "openai", "openai:gpt-5.6?api=responses&cache_breakpoints=true&cache_ttl=12h", "openai:gpt-4.1?cache_ttl=24h", "anthropic:claude-opus-5?cache_ttl=1h&system_cache_ttl=1h"} {
 		if _, err := New(name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

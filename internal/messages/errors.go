@@ -91,7 +91,7 @@ func (s Said) Refused(status int) psych.BlockKind {
 		return ""
 	case boundBlocks().MatchString(s.Message):
 		return psych.ProviderBlocks
-	case imageBlocks().MatchString(s.Message):
+	case imageBlocks().MatchString(s.Message) && !strings.HasPrefix(s.Message, "tools."): // a tool may be called anything
 		return psych.ImageBlocks
 	}
 	return ""

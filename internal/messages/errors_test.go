@@ -32,6 +32,7 @@ func TestRefused(t *testing.T) {
 		"tools.0.custom.input_schema: JSON schema is invalid":                                          "",
 		"thinking.budget_tokens: Input should be greater than or equal to 1024":                        "",
 		"tools.4.custom.name: String should match pattern: image_maker.":                               "",
+		"tools.4.custom.description: unsupported characters in 'draws an image'":                       "",
 		"messages: text content blocks must be non-empty":                                              "",
 	} {
 		for _, status := range []int{0, 400} {
