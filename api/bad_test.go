@@ -94,6 +94,12 @@ func TestBadBodies(t *testing.T) {
 			of.want(c.status, c.code, "POST", c.path, c.body, headers...)
 		})
 	}
+	for levels, says := range map[int]string{99: "something else is wanted", 100: "nests over 100 deep"} {
+		got := s.want(400, "invalid", "POST", messages, `{"text":`+strings.Repeat("[", levels)+strings.Repeat("]", levels)+`}`)
+		if !strings.Contains(got.text("detail"), says) {
+			t.Errorf("an object around %d lists: %s", levels, got.body)
+		}
+	}
 	if rep := s.want(200, "", "GET", "/v1/runs/"+run+"/report", ""); rep.fields["waiting"] != 1.0 {
 		t.Errorf("a bad body left something: %s", rep.body)
 	}
@@ -169,6 +175,17 @@ func TestHeaders(t *testing.T) {
 	if got := request(func(h http.Header) { h.Set("X-Request-Id", "mine") }); got.header.Get("X-Request-Id") != "mine" {
 		t.Errorf("%s", got.header)
 	}
+	if got := request(func(h http.Header) { h.Set("X-Request-Id", strings.Repeat("i", 128)) }); len(got.header.Get("X-Request-Id")) != 128 {
+		t.Errorf("%s", got.header)
+	}
+	if got := request(func(h http.Header) { h.Set("X-Request-Id", strings.Repeat("i", 129)) }); len(got.header.Get("X-Request-Id")) != 32 {
+		t.Errorf("%s", got.header)
+	}
+	for _, who := range []string{"Bearer /p", "Bearer " + strings.Repeat("t", 129) + "/p"} { // of an authenticator that does not look
+		if got := request(func(h http.Header) { h.Set("Authorization", who) }); got.status != 401 || got.code() != "unauthenticated" {
+			t.Errorf("%.20s: %d %s", who, got.status, got.body)
+		}
+	}
 	if got := request(func(h http.Header) { h.Set("X-Request-Id", "two words"); h.Del("Authorization") }); got.header.Get("X-Request-Id") != got.text("instance") || len(got.text("instance")) != 32 {
 		t.Errorf("%s %s", got.header, got.body)
 	}
@@ -189,6 +206,32 @@ func TestFullInbox(t *testing.T) {
 }
 
 // failing answers GetRun with an error, and panics for one Run.
+// An answer of which a part was sent ends the connection: a problem behind it
+// would look like its end.
+func TestHalfAnAnswer(t *testing.T) {
+	s := newService(t, talk, nil)
+	w := &broken{httptest.NewRecorder()}
+	defer func() {
+		if v := recover(); v != http.ErrAbortHandler || w.Body.Len() != 1 {
+			t.Errorf("it ended with %v after %q", v, w.Body)
+		}
+	}()
+	r := httptest.NewRequest("GET", "/v1/runs", nil)
+	r.Header.Set("Authorization", "Bearer t/p")
+	s.h.ServeHTTP(w, r)
+}
+
+// broken panics where an answer has begun, and takes what comes then.
+type broken struct{ *httptest.ResponseRecorder }
+
+func (w *broken) Write(p []byte) (int, error) {
+	if w.Body.Len() > 0 {
+		return w.ResponseRecorder.Write(p)
+	}
+	w.ResponseRecorder.Write(p[:1])
+	panic("half of an answer")
+}
+
 type failing struct {
 	psych.Store
 	err error

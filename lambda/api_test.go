@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -232,6 +233,17 @@ func TestAPIRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	other := request(t, "http-api.json", "GET", "/v1/runs", "")
+	for _, version := range []any{"1.0", "2.1", "", nil} {
+		other["version"] = version
+		data, err := json.Marshal(other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.handle(context.Background(), data); !errors.Is(err, psych.ErrInvalid) {
+			t.Errorf("version %v: %v", version, err)
+		}
+	}
 	bad := request(t, "http-api.json", "POST", "/v1/versions", "!secret!")
 	bad["isBase64Encoded"] = true
 	data, err := json.Marshal(bad)
@@ -245,6 +257,22 @@ func TestAPIRefuses(t *testing.T) {
 	}
 	if strings.Contains(g.log.String(), "secret") {
 		t.Errorf("the log quotes events:\n%s", g.log)
+	}
+}
+
+// A handler is out of time before the function is, so that there is an answer.
+func TestAPIEndsInTime(t *testing.T) {
+	var ends time.Time
+	handle := lambda.API(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { ends, _ = r.Context().Deadline() }), nil)
+	data, err := json.Marshal(request(t, "http-api.json", "GET", "/v1/runs", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now().Add(time.Minute)
+	ctx, cancel := context.WithDeadline(context.Background(), killed)
+	defer cancel()
+	if _, err := handle(ctx, data); err != nil || !ends.Equal(killed.Add(-500*time.Millisecond)) {
+		t.Errorf("the handler has until %v, the function until %v: %v", ends, killed, err)
 	}
 }
 
@@ -273,6 +301,9 @@ func TestAPIAnswersFit(t *testing.T) {
 			t.Fatal(err)
 		}
 		largest = max(largest, len(b))
+		if !resp.IsBase64Encoded && len(resp.Body) > 512<<10 {
+			t.Errorf("an answer of %d bytes is text, which may take several times that as it is quoted", len(resp.Body))
+		}
 		seen += len(page["records"].([]any))
 		if after = page["next"].(string); page["more"] == false {
 			break

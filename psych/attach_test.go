@@ -99,7 +99,9 @@ func TestAttachments(t *testing.T) {
 }
 
 func TestAttachmentNames(t *testing.T) {
+	var open *psych.Call
 	h := newHarness(t, once, attacher(func(_ context.Context, c *psych.Call) (*psych.Result, error) {
+		open = c
 		for _, name := range []string{"a", "A", "a", "result", "args", "../../x", strings.Repeat("long", 75), "\x00", "日本"} {
 			write(t, c, name, "text/plain", "x", nil)
 		}
@@ -113,6 +115,15 @@ func TestAttachmentNames(t *testing.T) {
 	var got []string
 	for _, a := range h.run().ToolCalls[0].Attachments {
 		got = append(got, strings.TrimPrefix(a.Handle, "out_c1_1_"))
+		if len(a.Name) > 256 {
+			t.Errorf("a name of %d bytes is recorded", len(a.Name))
+		}
+	}
+	if open == nil {
+		t.Fatal("the tool did not run")
+	}
+	if _, err := open.Attach("late", "text/plain", nil); !errors.Is(err, psych.ErrInvalid) {
+		t.Errorf("an attachment of a call that is over: %v", err)
 	}
 	if want := "a a-2 a-3 result-2 args-2 -x " + strings.Repeat("long", 10) + " - --2"; strings.Join(got, " ") != want {
 		t.Errorf("slots\n got %s\nwant %s", strings.Join(got, " "), want)

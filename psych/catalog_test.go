@@ -508,6 +508,7 @@ func TestReadList(t *testing.T) {
 			{[]*time.Duration{d(90*time.Second + 999*time.Millisecond)}, 90 * time.Second},
 			{[]*time.Duration{d(1 << 62)}, 24 * time.Hour},
 			{[]*time.Duration{nil, d(time.Hour), d(10 * time.Minute), nil}, 10 * time.Minute},
+			{[]*time.Duration{d(10 * time.Minute), d(time.Hour)}, 10 * time.Minute},
 		} {
 			page := -1
 			l, err := readList(ctx, &listSession{page: func(context.Context, *string) (p ToolPage, _ error) {

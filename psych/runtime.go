@@ -62,7 +62,8 @@ type Options struct {
 	// needs one can be reached.
 	Secrets Secrets
 	// AllowCommands lets Specs name connections by command, which this program
-	// then starts: for a laptop, where Specs are the user's own.
+	// then starts: for a laptop, where Specs are the user's own. The Connector
+	// has to allow them, too.
 	AllowCommands bool
 	// Ranker orders what list_tools finds for a query. Without it the lexical
 	// search does.
@@ -392,7 +393,7 @@ func (r *Runtime) checkMessage(m ClientMessage) error {
 		return err
 	}
 	if m.Text == "" && len(m.Attachments) == 0 {
-		return fmt.Errorf("psych: message %q is empty: %w", m.ID, ErrInvalid)
+		return fmt.Errorf("psych: message %q is empty: want a text, or attachments: %w", m.ID, ErrInvalid)
 	}
 	if len(m.Attachments) > MaxAttachments {
 		return fmt.Errorf("psych: message %q has %d attachments: want at most %d: %w", m.ID, len(m.Attachments), MaxAttachments, ErrInvalid)

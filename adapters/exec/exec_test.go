@@ -219,6 +219,7 @@ func TestAllowlist(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(b.dir, "local"), []byte("#!/bin/sh\necho local\n"), 0o755))
 	must(t, os.WriteFile(filepath.Join(b.dir, "plain"), []byte("no program"), 0o644))
 	plain := filepath.Join(b.dir, "plain")
+	t.Chdir(b.dir)
 	t.Setenv("PATH", ".:"+os.Getenv("PATH"))
 	b.o.Allow = []string{"sh", "local", "surely-not-installed", plain, filepath.Join(b.dir, "gone")}
 	for _, c := range []struct {
@@ -291,6 +292,13 @@ func TestEnvironment(t *testing.T) {
 			}
 		}
 	}
+	// A shell sets PWD by itself, other programs are given it.
+	b.o.Env, b.o.Allow = nil, []string{"env"}
+	b.run(arguments{Command: []string{"env"}})[0].exit(t, 0)
+	if got := b.output("out_c1_1_stdout"); !strings.Contains("\n"+got, "\nPWD="+b.dir+"\n") {
+		t.Errorf("the command sees\n%s", got)
+	}
+	b.o.Allow = []string{"sh"}
 	// Where PATH is given, a program is looked up there.
 	bin := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(bin, "sh"), []byte("#!/bin/sh\necho mine\n"), 0o755))

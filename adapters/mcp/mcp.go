@@ -1,9 +1,9 @@
 // Package mcp reaches MCP servers for psych, through the official Go SDK: by
 // streamable HTTP, and as commands that speak MCP on their standard streams,
-// where the program allows those.
+// where the program allows those: Options.AllowCommands, both here and in psych.
 //
 //	connector := mcp.New(nil)
-//	runtime, err := psych.New(psych.Options{Connector: connector, …})
+//	runtime, err := psych.New(store, &psych.Options{Connector: connector, …})
 //
 // Protocol versions 2024-11-05 to 2026-07-28 are spoken. The old transport of
 // HTTP with server-sent events, which streamable HTTP replaced, is not.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -148,7 +149,11 @@ func TestAnotherTerminal(t *testing.T) {
 	if gone.stdout != "run "+id+": deleted\n" {
 		t.Errorf("psych delete printed %q", gone.stdout)
 	}
-	psychIn("", nil, "delete", id).wantCompleted(t)
+	gone = psychIn("", nil, "delete", id)
+	gone.wantCompleted(t)
+	if !strings.Contains(gone.stdout, "tenant local has no such run") {
+		t.Errorf("psych delete of what is not there printed %q", gone.stdout)
+	}
 	for _, args := range [][]string{{"report"}, {"records"}, {"resume"}, {"abort"}} {
 		psychIn("", nil, append(args, id)...).wantError(t, exitUse, "has no run")
 	}
@@ -223,6 +228,9 @@ func TestOutput(t *testing.T) {
 		{[]string{id, "out_c1_1", "--unit", "words"}, "unit"},
 		{[]string{id, "out_c1_1", "--context", "11", "--grep", "a"}, "0 to 10"},
 		{[]string{id, "out_c1_1", "--offset", "-1"}, "from 0"},
+		{[]string{id, "out_c1_1", "--context", "1"}, "--context is for a search: give --grep"},
+		{[]string{id, "out_c1_1", "--ignore-case"}, "--ignore-case is for a search"},
+		{[]string{id, "out_c1_1", "--from", "4"}, "--from is for a search"},
 		{[]string{id, "out_c1_1", "-o", "absent/x"}, "no such file"},
 		{[]string{"zz", "out_c1_1"}, "32 hexadecimal digits"},
 		{[]string{"", "out_c1_1"}, "32 hexadecimal digits"},
@@ -233,6 +241,31 @@ func TestOutput(t *testing.T) {
 	}
 	if exists(t, "x") {
 		t.Error("an output that is not there left a file")
+	}
+	// A file that was there is replaced by all of an output, or not at all, and
+	// what it is stays: its mode, and a link to it.
+	mine := func(want string) {
+		t.Helper()
+		b, err := os.ReadFile("mine.txt")
+		info, statErr := os.Stat("mine.txt")
+		if err != nil || statErr != nil || string(b) != want || info.Mode().Perm() != 0o640 {
+			t.Errorf("mine.txt has %d bytes, %v, %v", len(b), err, info)
+		}
+		if left, err := filepath.Glob(".psych-*"); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}
+	if err := errors.Join(os.WriteFile("mine.txt", []byte("precious"), 0o640), os.Chmod("mine.txt", 0o640), os.Symlink("mine.txt", "link.txt")); err != nil {
+		t.Fatal(err)
+	}
+	psychIn("", nil, "output", id, "out_c9_9", "-o", "mine.txt").wantError(t, exitUse, "has no output")
+	mine("precious")
+	if got := psychIn("", nil, "output", id, "out_c1_1", "-o", "link.txt", "--limit", "1"); got.code != exitCompleted {
+		t.Errorf("a window over a file: %s", got.stderr)
+	}
+	mine("big.txt:1: 0123456789abcdef\n")
+	if info, err := os.Lstat("link.txt"); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is replaced: %v, %v", info, err)
 	}
 
 	// Bytes that were changed behind the record are not passed on as good.
@@ -252,6 +285,8 @@ func TestOutput(t *testing.T) {
 	if exists(t, "bad.txt") {
 		t.Error("a damaged output was left in the file")
 	}
+	psychIn("", nil, "output", "-o", "mine.txt", id, "out_c1_1").wantError(t, exitFailed, "changed behind its record")
+	mine("big.txt:1: 0123456789abcdef\n")
 }
 
 // The default store is the user's alone.

@@ -97,6 +97,6 @@ func TestStoreInit(t *testing.T) {
 	if got := psychIn("", nil, "store", "init", "mem://"); got.code != exitCompleted || got.stdout != "mem://: needs nothing\n" {
 		t.Errorf("psych store init mem:// printed %q and %q", got.stdout, got.stderr)
 	}
-	psychIn("", nil, "store", "init", "nosuch://x").wantError(t, exitUse, `unknown scheme "nosuch"`)
+	psychIn("", nil, "store", "init", "nosuch://x").wantError(t, exitUse, `"nosuch://x" is no URL of a store or blob store: want one that begins with dynamo:, file:, mem:, s3:, sqlite:`)
 	psychIn("", nil, "store", "init").wantError(t, exitUse, "want URL")
 }

@@ -163,6 +163,9 @@ func ended(rep *psych.Report, err error) error {
 	case rep.Status == psych.StatusCompleted && err == nil:
 		return nil
 	case errors.Is(err, context.Canceled):
+		if rep.Status == psych.StatusOpen {
+			return fmt.Errorf("interrupted: run %s is open: psych resume %s goes on, with the flags that it was begun with", rep.Run.RunID, rep.Run.RunID)
+		}
 		return fmt.Errorf("interrupted: run %s is %s; the report says how far it came", rep.Run.RunID, rep.Status)
 	case err != nil && rep.Status != psych.StatusFailed:
 		return err

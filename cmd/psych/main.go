@@ -150,7 +150,7 @@ func arguments(n int, names string) cobra.PositionalArgs {
 		if len(args) == n {
 			return nil
 		}
-		return use("%s got %d arguments: want %s", c.CommandPath(), len(args), names)
+		return use("%s got %s: want %s", c.CommandPath(), count(len(args), "argument"), names)
 	}
 }
 

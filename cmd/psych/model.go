@@ -37,6 +37,9 @@ Exit codes: 0 a Run will work, 1 it will not, 2 wrong use.`,
 }
 
 func (p *program) checkModel(ctx context.Context, url string, timeout time.Duration) error {
+	if timeout <= 0 {
+		return use("--timeout is %v: want a time over 0, such as 30s", timeout)
+	}
 	model, err := p.backends.Models.Open(ctx, url)
 	if err != nil {
 		return use("open the model: %w", err)

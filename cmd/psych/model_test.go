@@ -70,6 +70,8 @@ func TestModelCheck(t *testing.T) {
 	env[0] = "OPENAI_BASE_URL=" + stuck.URL
 	psychIn("", env, "model", "check", "--timeout", "50ms", "openai:tiny").wantError(t, exitFailed, "openai:tiny does not answer within 50ms")
 
+	psychIn("", env, "model", "check", "--timeout", "0s", "openai:tiny").wantError(t, exitUse, "want a time over 0")
+
 	workdir(t, "play.yaml", "steps: [{text: So.}]")
 	psychIn("", nil, "model", "check", "script:play.yaml").wantError(t, exitUse, "can't be checked")
 	psychIn("", nil, "model", "check", "gtp:x").wantError(t, exitUse, "unknown scheme")

@@ -226,6 +226,25 @@ func fileURL(scheme, path string) string {
 	return (&url.URL{Scheme: scheme, Path: path}).String()
 }
 
+// publish publishes a Spec. Where a flag that was not given would register a
+// tool that it names, the error says so.
+func (s *session) publish(ctx context.Context, spec *psych.Spec) (*psych.Version, error) {
+	v, err := s.rt.Publish(ctx, s.tenant, spec)
+	var invalid *psych.SpecError
+	if !errors.As(err, &invalid) {
+		return v, refused(err)
+	}
+	for _, of := range []struct {
+		flag  string
+		tools []string
+	}{{"--files DIR", []string{"list_files", "search_files", "read_file"}}, {"--allow-exec PROGRAM", []string{"run_command"}}} {
+		if slices.ContainsFunc(of.tools, func(name string) bool { return slices.Contains(spec.Tools, name) && !slices.Contains(s.tools, name) }) {
+			err = fmt.Errorf("%w; %s registers %s", err, of.flag, strings.Join(of.tools, ", "))
+		}
+	}
+	return v, refused(err)
+}
+
 // refused makes an error wrong use if it says that what was given is refused.
 func refused(err error) error {
 	var spec *psych.SpecError

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -125,6 +127,11 @@ terminal. With -o FILE and no window it writes all of it, as it was stored.`,
 			for _, name := range []string{"offset", "limit", "grep", "ignore-case", "context", "from", "unit"} {
 				whole = whole && !c.Flags().Changed(name)
 			}
+			for _, name := range []string{"ignore-case", "context", "from"} {
+				if c.Flags().Changed(name) && f.Grep == "" {
+					return use("--%s is for a search: give --grep too", name)
+				}
+			}
 			return p.output(c.Context(), &f, args[0], args[1], whole)
 		},
 	}
@@ -201,21 +208,43 @@ func describe(w *psych.OutputWindow) string {
 	return s
 }
 
-// writeFile calls f with the file of a flag -o.
+// writeFile calls f with the file of a flag -o. A file that was there is
+// replaced once f has written all, and stays as it is if f fails.
 func (p *program) writeFile(name string, f func(io.Writer) error) error {
 	if name == "-" {
 		return f(p.stdout)
 	}
-	file, err := os.Create(name)
+	there, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		file, err := os.Create(name)
+		if err != nil {
+			return use("-o: %w", err)
+		}
+		if err = errors.Join(f(file), file.Close()); err != nil {
+			os.Remove(name) // a part must not be taken for the whole
+		}
+		return err
+	}
 	if err != nil {
 		return use("-o: %w", err)
 	}
-	if err = errors.Join(f(file), file.Close()); err != nil {
-		if info, statErr := os.Stat(name); statErr == nil && info.Mode().IsRegular() {
-			os.Remove(name) // a part must not be taken for the whole
-		}
+	info, err := there.Stat()
+	if err != nil || !info.Mode().IsRegular() { // a device, a pipe: it can't be replaced
+		return errors.Join(err, f(there), there.Close())
 	}
-	return err
+	there.Close()
+	if name, err = filepath.EvalSymlinks(name); err != nil {
+		return use("-o: %w", err)
+	}
+	part, err := os.CreateTemp(filepath.Dir(name), ".psych-*")
+	if err != nil {
+		return use("-o: %w", err)
+	}
+	defer os.Remove(part.Name())
+	if err := errors.Join(f(part), part.Chmod(info.Mode().Perm()), part.Close()); err != nil {
+		return err
+	}
+	return os.Rename(part.Name(), name)
 }
 
 // copyOutput writes a whole output as it was stored, and checks it against the

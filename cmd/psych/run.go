@@ -83,9 +83,9 @@ func (p *program) runSpec(ctx context.Context, f *runFlags, path, message string
 	if _, err := p.model(ctx, spec.Model); err != nil {
 		return err
 	}
-	v, err := s.rt.Publish(ctx, f.tenant, spec)
+	v, err := s.publish(ctx, spec)
 	if err != nil {
-		return refused(err)
+		return err
 	}
 	key, err := s.rt.Start(ctx, psych.Scope{Tenant: f.tenant}, v.Hash, psych.ClientMessage{Text: text})
 	if err != nil {

@@ -107,7 +107,7 @@ run [0-9a-f]{32} of tenant local: completed, 4 turns, 1 attempt
 	}
 
 	// Without --files the Spec names tools that are not there.
-	psychIn("", nil, "run", "spec.yaml", "hello").wantError(t, exitUse, "tools[0]", "tools[2]")
+	psychIn("", nil, "run", "spec.yaml", "hello").wantError(t, exitUse, "tools[0]", "tools[2]", "--files DIR registers list_files")
 }
 
 func TestRunBlobURL(t *testing.T) {
@@ -262,6 +262,9 @@ func TestRunInterrupted(t *testing.T) {
 	lines := strings.Split(stderr.String(), "\n")
 	if len(lines) != 3 || !strings.HasPrefix(lines[0], "psych: interrupted: ") || !strings.HasPrefix(lines[1], "psych: interrupted: run ") {
 		t.Errorf("stderr:\n%s", stderr.String())
+	}
+	if !strings.Contains(lines[1], " is open: psych resume ") {
+		t.Errorf("it is not said how to go on: %s", lines[1])
 	}
 	if !strings.Contains(stdout.String(), ": open, 1 turn,") || !strings.Contains(stdout.String(), "  interrupted") {
 		t.Errorf("the report does not say how far it came:\n%s", stdout.String())

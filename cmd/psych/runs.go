@@ -153,13 +153,22 @@ func (p *program) deleteRun(ctx context.Context, f *storeFlags, id string) error
 		}
 		key = info.Key
 	}
+	_, err = s.store.GetRun(ctx, key)
+	absent := errors.Is(err, psych.ErrNotFound)
+	if err != nil && !absent {
+		return fmt.Errorf("look for run %s: %w", key.RunID, refused(err))
+	}
 	if err := s.reachesBlobs(ctx, key); err != nil {
 		return err
 	}
 	if err := s.rt.Delete(ctx, key); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.stdout, "run %s: deleted\n", key.RunID)
+	says := "deleted"
+	if absent {
+		says = fmt.Sprintf("tenant %s has no such run (any more): what may be left of it is deleted", oneLine(key.Tenant))
+	}
+	_, err = fmt.Fprintf(p.stdout, "run %s: %s\n", key.RunID, says)
 	return err
 }
 

@@ -110,7 +110,7 @@ func (p *program) serve(ctx context.Context, f *serveFlags, paths []string) erro
 		if err != nil {
 			return err
 		}
-		v, err := s.rt.Publish(ctx, f.tenant, spec)
+		v, err := s.publish(ctx, spec)
 		if err != nil {
 			return refused(fmt.Errorf("spec %s: %w", path, err))
 		}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,8 +247,10 @@ func TestToolsOfServers(t *testing.T) {
 		return o.Servers[1].Catalog.String()
 	}
 	old := version()
+	var multiplied atomic.Int32
 	s.RemoveTools("fail")
 	s.AddTool(&sdk.Tool{Name: "multiply", Description: "Multiplies.", InputSchema: json.RawMessage(`{"type":"object"}`)}, func(context.Context, *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+		multiplied.Add(1)
 		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: "6"}}}, nil
 	})
 	if got := tools(exitCompleted, "search", "--server", "web", "multiply"); !strings.Contains(got.stderr, "0 tools match") {
@@ -275,6 +278,25 @@ func TestToolsOfServers(t *testing.T) {
 	}
 	if got := tools(exitCompleted, "call", "-o", "-", "calc", "add", `{"a": 19, "b": 23}`); got.stdout != "42\x1b[31m" {
 		t.Errorf("call -o: %q", got.stdout)
+	}
+	// Where the result can't go no tool is called; what it says of a failure can.
+	if got := tools(exitUse, "call", "-o", "absent/x", "web", "multiply"); multiplied.Load() != 0 || !strings.Contains(got.stderr, "no such file") {
+		t.Errorf("call -o into no directory: %d calls, %q", multiplied.Load(), got.stderr)
+	}
+	if tools(exitUse, "call", "--json", "-o", "x", "web", "multiply"); multiplied.Load() != 0 || exists(t, "x") {
+		t.Errorf("call -o --json: %d calls", multiplied.Load())
+	}
+	if tools(exitCompleted, "call", "-o", "x", "web", "multiply"); multiplied.Load() != 1 {
+		t.Errorf("call -o: %d calls", multiplied.Load())
+	}
+	if got := tools(exitUse, "call", "-o", "x", "calc", "addd"); !strings.Contains(got.stderr, "no tool named") {
+		t.Errorf("an unknown tool: %q", got.stderr)
+	} else if b, err := os.ReadFile("x"); err != nil || string(b) != "6" {
+		t.Errorf("it took the file's content away: %q, %v", b, err)
+	}
+	tools(exitFailed, "call", "-o", "x", "calc", "fail")
+	if b, err := os.ReadFile("x"); err != nil || string(b) != "it is broken" {
+		t.Errorf("-o of a failure: %q, %v", b, err)
 	}
 	var res callResult
 	if got := tools(exitCompleted, "call", "--json", "calc", "whoami"); json.Unmarshal([]byte(got.stdout), &res) != nil || res.Text != "s3cret" || res.Server != "calc" || res.IsError {

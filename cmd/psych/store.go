@@ -31,12 +31,19 @@ refused and can do without. Calling it again changes nothing.`,
 
 func (p *program) initStore(ctx context.Context, url string) error {
 	scheme, _, _ := strings.Cut(url, ":")
+	scheme = strings.ToLower(scheme)
+	stores, blobs := p.backends.Stores.Schemes(), p.backends.Blobs.Schemes()
 	var port any
 	var err error
-	if scheme = strings.ToLower(scheme); slices.Contains(p.backends.Blobs.Schemes(), scheme) {
+	switch {
+	case slices.Contains(blobs, scheme):
 		port, err = p.backends.Blobs.Open(ctx, url)
-	} else {
+	case slices.Contains(stores, scheme):
 		port, err = p.backends.Stores.Open(ctx, url)
+	default:
+		schemes := slices.Concat(stores, blobs)
+		slices.Sort(schemes)
+		return use("%.80q is no URL of a store or blob store: want one that begins with %s:", url, strings.Join(slices.Compact(schemes), ":, "))
 	}
 	if err != nil {
 		return use("open the store: %w", err)

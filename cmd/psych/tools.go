@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,7 +126,7 @@ func (p *program) toolsCallCommand(f *toolsFlags) *cobra.Command {
 		Short: "Calls a tool",
 		Long: `Calls a tool with the arguments JSON (-: standard input; nothing: {}), validated as
 for a model, and prints its result. Attachments of the result, such as images beside
-a text, are not kept outside of a Run.
+a text, are named on standard error, and --json prints them.
 
 Exit codes: 0 it answered, 1 it failed, or its server can't be reached, 2 wrong use,
 such as an unknown tool or arguments that don't match: it was not called.`,
@@ -146,6 +147,9 @@ such as an unknown tool or arguments that don't match: it was not called.`,
 			}
 			if !json.Valid(in) {
 				return use("the arguments are no JSON: %.200q", in)
+			}
+			if file != "" && f.json {
+				return use("give either -o or --json")
 			}
 			return p.withTools(c.Context(), f, func(ctx context.Context, b *workbench) error {
 				return b.call(ctx, psych.ToolRef{Server: args[0], Tool: args[1]}, in, file)
@@ -424,6 +428,25 @@ func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMe
 	if err != nil {
 		return err
 	}
+	if file == "" {
+		return b.callInto(ctx, spec, ref, args, nil)
+	}
+	var failed error // the tool says so: what it said is in the file
+	err = b.p.writeFile(file, func(w io.Writer) error {
+		err := b.callInto(ctx, spec, ref, args, w)
+		if errors.Is(err, errToolFailed) {
+			failed, err = err, nil
+		}
+		return err
+	})
+	return cmp.Or(err, failed)
+}
+
+// errToolFailed is matched where a tool was called and answered that it failed.
+var errToolFailed = errors.New("says that it failed")
+
+// callInto prints what a tool answers, or writes it to w.
+func (b *workbench) callInto(ctx context.Context, spec *psych.Spec, ref psych.ToolRef, args json.RawMessage, w io.Writer) error {
 	res, err := b.s.rt.CallTool(ctx, b.scope, spec, ref, args)
 	if err != nil {
 		return err
@@ -443,10 +466,10 @@ func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMe
 			r.Attachments = append(r.Attachments, callAttachment{a.Name, a.ContentType, a.Observed, int64(len(a.Data)) < a.Observed, bytesOf(a.Data)})
 		}
 		err = b.p.printJSON(r)
-	case file != "":
-		err = b.p.writeFile(file, func(w io.Writer) error { _, err := w.Write(data); return err })
+	case w != nil:
+		_, err = w.Write(data)
 	case !utf8.Valid(data):
-		return use("the result is binary (%s, %d bytes): give -o FILE", oneLine(res.ContentType), len(data))
+		return fmt.Errorf("the tool was called, and its result is binary (%s, %d bytes): -o FILE and --json take one", oneLine(res.ContentType), len(data))
 	case len(data) > 0:
 		_, err = io.WriteString(b.p.stdout, strings.TrimSuffix(psych.Printable(string(data)), "\n")+"\n")
 	}
@@ -456,7 +479,7 @@ func (b *workbench) call(ctx context.Context, ref psych.ToolRef, args json.RawMe
 		}
 	}
 	if err == nil && res.IsError {
-		err = fmt.Errorf("%s / %s says that it failed", ref.Server, ref.Tool)
+		err = fmt.Errorf("%s / %s %w", ref.Server, ref.Tool, errToolFailed)
 	}
 	return err
 }

@@ -82,6 +82,7 @@ func TestSearch(t *testing.T) {
 		{"save the summary to /home/ann/notes.md", "drawer/write_file"},
 		{"get the text of C:\\letters\\may.txt", "attic/read_file"},
 		{"collect all url links of a pdf", "drawer/getURLsFromPDF2"},
+		{"https://frost.example/forecast", "drawer/getURLsFromPDF2"}, // a URL, whatever is there
 		{"will there be frost", "greenhouse/frost_forecast"},
 		{"temp of the sensor", "greenhouse/temperature_history"}, // begins a word
 		{"temprature of the sensr", "greenhouse/temperature_history"},
@@ -111,7 +112,9 @@ func TestUnmatched(t *testing.T) {
 		{"read a file", nil},
 		{"Zymurgy of FILES and Qwertyuiop", []string{"zymurgy", "qwertyuiop"}},
 		{"zq", []string{"zq"}},
-		{"invioce", nil}, // a typo
+		{"invioce", nil},                 // a typo
+		{"tmperatre", nil},               // two, in a long word
+		{"nivoiec", []string{"nivoiec"}}, // two, in a short one
 		{"exactly", []string{"exactly"}},
 		{"xqzReadVw9k", []string{"xqz", "vw", "9", "k"}},
 		{"the", nil}, // idle words are searched where there are no others
