@@ -308,7 +308,7 @@ func TestCommandMessages(t *testing.T) {
 
 func TestCommandCancelled(t *testing.T) {
 	s := command(t, "raw", psych.ConnectOptions{})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, _, err := call(ctx, s, "never", "{}"); err != context.DeadlineExceeded {
 		t.Errorf("%v", err)
@@ -358,13 +358,15 @@ func TestCommandDeaf(t *testing.T) {
 	s := command(t, "raw", psych.ConnectOptions{})
 	_, _, err := call(t.Context(), s, "deaf", "{}")
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // long enough for the writing to have begun
 	defer cancel()
 	large := `{"x":"` + strings.Repeat("y", 1<<20) + `"}` // more than a pipe holds
 	if _, _, err := call(ctx, s, "args", large); err != context.DeadlineExceeded {
 		t.Error(err)
 	}
-	if _, _, err := call(t.Context(), s, "args", "{}"); !errors.Is(err, psych.ErrSessionLost) {
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, _, err := call(ctx, s, "args", "{}"); !errors.Is(err, psych.ErrSessionLost) {
 		t.Error(err)
 	}
 }

@@ -417,7 +417,7 @@ func TestCancelled(t *testing.T) {
 	})
 	session := s.connect(t, "", nil)
 	for i, name := range []string{"late", "silent"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		if _, _, err := call(ctx, session, name, "{}"); err != context.DeadlineExceeded {
 			t.Errorf("%s: %v", name, err)
 		}
