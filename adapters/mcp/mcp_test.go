@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -249,12 +250,19 @@ func TestListChanged(t *testing.T) {
 	forAll(t, func(t *testing.T, open func(psych.ConnectOptions) psych.Session) {
 		changed := make(chan bool, 100)
 		s := open(psych.ConnectOptions{ListChanged: func() { changed <- true }})
-		if _, _, err := call(t.Context(), s, "more", "{}"); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-changed:
-		case <-t.Context().Done():
+		// A change before the stream that tells of changes is open is told to nobody.
+		for told, n := false, 0; !told; n++ {
+			if n == 60 {
+				t.Fatal("no change is told")
+			}
+			if _, _, err := call(t.Context(), s, "more", "{}"); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-changed:
+				told = true
+			case <-time.After(time.Second):
+			}
 		}
 		page, err := s.ListTools(t.Context(), nil) // past every cache
 		must(t, err)
